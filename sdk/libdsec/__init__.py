@@ -1,0 +1,1 @@
+"""libdsec: isolated, stateful sandboxes for RL training jobs."""
