@@ -1,0 +1,1 @@
+"""nomad-dsec: elastic sandboxes for agentic RL, the node side and the cluster side."""

@@ -105,7 +105,9 @@ def _query(request: web.Request, name: str, default: Any, kind: Callable[[str], 
     try:
         return kind(text)
     except ValueError as error:
-        raise UsageError("bad_query", f"{text[:80]!r} is not a number", field=name, hint=f"give {name}=<number>") from error
+        raise UsageError(
+            "bad_query", f"{text[:80]!r} is not a number", field=name, hint=f"give {name}=<number>"
+        ) from error
 
 
 def bearer(request: web.Request) -> str:
@@ -139,7 +141,7 @@ async def error_middleware(
         return reply
     except (ConnectionResetError, asyncio.CancelledError):
         raise
-    except Exception:  # noqa: BLE001 - the route boundary
+    except Exception:
         request_id = new_request_id()
         log.exception("a request failed unforeseen", request=request_id, method=request.method, path=request.path)
         return error_reply(

@@ -51,7 +51,13 @@ def run(
     """Run to the end, in a thread or a plain program; DeadlineExceeded after timeout_s (the child is killed)."""
     try:
         done = subprocess.run(
-            list(argv), input=stdin, capture_output=True, timeout=timeout_s, env=tool_environment(env), cwd=cwd, check=False
+            list(argv),
+            input=stdin,
+            capture_output=True,
+            timeout=timeout_s,
+            env=tool_environment(env),
+            cwd=cwd,
+            check=False,
         )
     except subprocess.TimeoutExpired as late:
         raise DeadlineExceeded("tool_timeout", f"`{' '.join(argv)}` did not end within {timeout_s:g} s") from late

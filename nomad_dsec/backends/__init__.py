@@ -1,0 +1,1 @@
+"""Kinds of sandboxes behind one protocol (base)."""

@@ -1,0 +1,1 @@
+"""Nomad, Consul and Vault; the only importer of their libraries."""

@@ -1,0 +1,1 @@
+"""HTTP in: routes, keys, relay of streams. No decisions about where (placement) or how (node)."""

@@ -1,0 +1,1 @@
+"""dsec-init (C), its frame protocol, and the channel to it."""

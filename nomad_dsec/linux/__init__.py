@@ -1,0 +1,1 @@
+"""Thin typed wrappers of the kernel; each names its man page."""

@@ -1,0 +1,1 @@
+"""The node daemon: the only thing that starts a sandbox."""

@@ -1,0 +1,1 @@
+"""Feasible, rank, decision with reasons. Pure."""

@@ -95,7 +95,7 @@ class StateError(DsecError):
     status = 409
 
 
-class NotSupported(StateError):  # noqa: N818 - the contract's name
+class NotSupported(StateError):
     """This backend or host has not got the feature; nothing was changed (HTTP 501)."""
 
     kind = "not_supported"
@@ -116,7 +116,7 @@ class CapacityError(DsecError):
     status = 503
 
 
-class DeadlineExceeded(DsecError):  # noqa: N818 - the contract's name
+class DeadlineExceeded(DsecError):
     """A wait of ours ended before what was waited for; the sandbox may still be fine (HTTP 504)."""
 
     kind = "deadline"

@@ -35,7 +35,7 @@ class _Reply(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Replies: an older client ignores a newer node's fields."""
 
 
-class CreateRequest(_Wire):
+class CreateRequest(_Wire, kw_only=True):
     """Create one sandbox or a group. `policy` is a profile name or a mapping (see dsec_policies.model)."""
 
     image: Annotated[str, Meta(min_length=1, max_length=512)]
@@ -60,7 +60,7 @@ class CreateRequest(_Wire):
     wait_s: TimeoutS = 60.0
 
 
-class NodeCreateRequest(_Wire):
+class NodeCreateRequest(_Wire, kw_only=True):
     """Gateway to node: one group of identical sandboxes with ids and namespace decided by the gateway."""
 
     ids: Annotated[list[str], Meta(min_length=1, max_length=1000)]
@@ -69,7 +69,7 @@ class NodeCreateRequest(_Wire):
     spec: CreateRequest
 
 
-class SandboxInfo(_Reply):
+class SandboxInfo(_Reply, kw_only=True):
     """One sandbox as seen from outside. Times are seconds since the epoch (UTC)."""
 
     id: str
@@ -97,42 +97,45 @@ class SandboxInfo(_Reply):
     token: str = ""
 
 
-class CreateFailure(_Reply):
+class CreateFailure(_Reply, kw_only=True):
     """Why one member of a group was not made."""
 
     id: str
     error: dict[str, Any]
 
 
-class CreateReply(_Reply):
+class CreateReply(_Reply, kw_only=True):
     """The members that run and, only when all_or_none is false, those that could not be made."""
 
     sandboxes: list[SandboxInfo]
     failures: list[CreateFailure] = []
 
 
-class SandboxList(_Reply):
+class SandboxList(_Reply, kw_only=True):
     """A listing; `stale_nodes` names nodes that could not be asked, whose sandboxes may be missing or old."""
 
     sandboxes: list[SandboxInfo]
     stale_nodes: list[str] = []
 
 
-class Pty(_Wire):
+class Pty(_Wire, kw_only=True):
     """A terminal of rows x cols characters."""
 
     rows: Annotated[int, Meta(ge=1, le=4096)] = 24
     cols: Annotated[int, Meta(ge=1, le=4096)] = 80
 
 
-class ExecRequest(_Wire):
+class ExecRequest(_Wire, kw_only=True):
     """Start a command. `cmd` is exact argv (list) or a string for /bin/sh -c.
 
     exec_id: chosen by the client, 1-64 of [A-Za-z0-9_-]; the same id again is the same exec (never runs twice).
     stdin: bytes given whole; `stdin_open` keeps stdin open for a stream; neither: EOF at once.
     """
 
-    cmd: list[Annotated[str, Meta(max_length=MAX_ARG_BYTES)]] | Annotated[str, Meta(min_length=1, max_length=MAX_ARG_BYTES)]
+    cmd: (
+        list[Annotated[str, Meta(max_length=MAX_ARG_BYTES)]]
+        | Annotated[str, Meta(min_length=1, max_length=MAX_ARG_BYTES)]
+    )
     cwd: Annotated[str, Meta(max_length=4096)] = ""
     env: Env = {}
     user: Annotated[str, Meta(max_length=256)] = ""
@@ -145,7 +148,7 @@ class ExecRequest(_Wire):
     exec_id: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")] = ""
 
 
-class ExecReply(_Reply):
+class ExecReply(_Reply, kw_only=True):
     """How a command ended. Exactly one of exit_code and signal is set once `running` is false.
 
     stdout, stderr: what was kept (head and tail when truncated). offset: bytes of the interleaved log so far.
@@ -167,32 +170,32 @@ class ExecReply(_Reply):
     max_rss_mib: float = 0.0
 
 
-class ExecList(_Reply):
+class ExecList(_Reply, kw_only=True):
     """Execs that the sandbox still remembers."""
 
     execs: list[ExecReply]
 
 
-class SignalRequest(_Wire):
+class SignalRequest(_Wire, kw_only=True):
     """Send a signal to the whole tree of an exec (or only its leader)."""
 
     signal: Annotated[int, Meta(ge=1, le=64)]
     tree: bool = True
 
 
-class SetTimeoutRequest(_Wire):
+class SetTimeoutRequest(_Wire, kw_only=True):
     """The TTL, counted from now."""
 
     timeout_s: TimeoutS
 
 
-class LeaseRequest(_Wire):
+class LeaseRequest(_Wire, kw_only=True):
     """Renew the lease: the sandbox ends when no renewal comes for this long."""
 
     lease_s: TimeoutS
 
 
-class FileStat(_Reply):
+class FileStat(_Reply, kw_only=True):
     """One directory entry. `name` and `link` may hold any byte (surrogateescape). mode is st_mode & 07777."""
 
     name: str
@@ -205,26 +208,26 @@ class FileStat(_Reply):
     link: str = ""
 
 
-class FileList(_Reply):
+class FileList(_Reply, kw_only=True):
     """Directory contents in name order."""
 
     entries: list[FileStat]
 
 
-class FileWritten(_Reply):
+class FileWritten(_Reply, kw_only=True):
     """Bytes that are durable under the final name."""
 
     bytes: int
 
 
-class TreeResult(_Reply):
+class TreeResult(_Reply, kw_only=True):
     """What a tree transfer left out (special files), and why."""
 
     skipped: list[tuple[str, str]] = []
     files: int = 0
 
 
-class FileOp(_Wire):
+class FileOp(_Wire, kw_only=True):
     """mkdir, move, remove, chmod."""
 
     op: Literal["mkdir", "move", "remove", "chmod"]
@@ -236,7 +239,7 @@ class FileOp(_Wire):
     missing_ok: bool = False
 
 
-class WatchEvent(_Reply):
+class WatchEvent(_Reply, kw_only=True):
     """kind: created, modified, removed, moved_from, moved_to, attrib, overflow (events were lost: look again)."""
 
     kind: str
@@ -244,7 +247,7 @@ class WatchEvent(_Reply):
     cookie: int = 0
 
 
-class Metrics(_Reply):
+class Metrics(_Reply, kw_only=True):
     """Use by one sandbox now."""
 
     cpu_s: float = 0.0
@@ -256,7 +259,7 @@ class Metrics(_Reply):
     at: float = 0.0
 
 
-class NetworkInfo(_Reply):
+class NetworkInfo(_Reply, kw_only=True):
     """The effective network policy and its generation."""
 
     kind: str
@@ -265,7 +268,7 @@ class NetworkInfo(_Reply):
     holes: list[str] = []
 
 
-class BackendFingerprint(_Reply):
+class BackendFingerprint(_Reply, kw_only=True):
     """What one backend can do here; `available` false carries the reason."""
 
     name: str
@@ -275,7 +278,7 @@ class BackendFingerprint(_Reply):
     attributes: dict[str, str] = {}
 
 
-class NodeCapacity(_Reply):
+class NodeCapacity(_Reply, kw_only=True):
     """Totals after overcommit, and what is promised to live sandboxes."""
 
     cpus_total: float = 0.0
@@ -289,7 +292,7 @@ class NodeCapacity(_Reply):
     disk_mib_free: int = 0
 
 
-class NodeInfo(_Reply):
+class NodeInfo(_Reply, kw_only=True):
     """A node daemon's view of itself; rides on heartbeats and replies."""
 
     node: str
@@ -306,20 +309,20 @@ class NodeInfo(_Reply):
     stale: bool = False
 
 
-class NodeList(_Reply):
+class NodeList(_Reply, kw_only=True):
     """All nodes that the gateway knows."""
 
     nodes: list[NodeInfo]
 
 
-class DrainRequest(_Wire):
+class DrainRequest(_Wire, kw_only=True):
     """Take no new sandboxes; with a deadline, stop the rest after it."""
 
     on: bool = True
     deadline_s: TimeoutS | None = None
 
 
-class ImageInfo(_Reply):
+class ImageInfo(_Reply, kw_only=True):
     """One image of the store."""
 
     digest: str
@@ -334,13 +337,13 @@ class ImageInfo(_Reply):
     cmd: list[str] = []
 
 
-class ImageList(_Reply):
+class ImageList(_Reply, kw_only=True):
     """The images of the store."""
 
     images: list[ImageInfo]
 
 
-class Ok(_Reply):
+class Ok(_Reply, kw_only=True):
     """Done."""
 
     ok: bool = True

@@ -1,0 +1,1 @@
+"""Containers: spec and plan (pure), launchers, the backend."""
