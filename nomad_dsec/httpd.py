@@ -1,4 +1,4 @@
-"""Small pieces that every HTTP server of ours shares: decoding with named fields, errors as JSON, listening, closing."""
+"""Small pieces that every HTTP server of ours shares: decoding with named fields, errors as JSON, listening."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 JSON_TYPE = "application/json"
 _encoder = msgspec.json.Encoder()
 
@@ -98,7 +99,7 @@ def query_int(request: web.Request, name: str, default: int | None) -> int | Non
     return _query(request, name, default, int)
 
 
-def _query(request: web.Request, name: str, default: Any, kind: Callable[[str], Any]) -> Any:
+def _query(request: web.Request, name: str, default: N | None, kind: Callable[[str], N]) -> N | None:
     text = request.query.get(name, "")
     if not text:
         return default

@@ -1,4 +1,4 @@
-"""Names of sandboxes, execs and nodes. A sandbox id carries its node, so any gateway replica routes without a look-up."""
+"""Names of sandboxes, execs and nodes. A sandbox id carries its node: any gateway replica routes without a look-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaf types shared by node, backends and launchers: what a sandbox is asked to be and the handle that finds it again."""
+"""Leaf types shared by node, backends and launchers: what a sandbox is to be, and the handle that finds it again."""
 
 from __future__ import annotations
 

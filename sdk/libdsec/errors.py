@@ -96,7 +96,7 @@ class StateError(DsecError):
 
 
 class NotSupported(StateError):
-    """This backend or host has not got the feature; nothing was changed (HTTP 501)."""
+    """The backend or host has not got the feature; nothing was changed (HTTP 501)."""
 
     kind = "not_supported"
     status = 501
