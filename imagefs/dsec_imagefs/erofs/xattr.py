@@ -1,0 +1,91 @@
+"""The inline xattr codec: prefix numbers, the 12-byte body header and 4-byte aligned entries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dsec_imagefs.erofs.ondisk import XATTR_ENTRY, XATTR_IBODY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PREFIXES: tuple[tuple[bytes, int], ...] = (
+    (b"system.posix_acl_access", 2),
+    (b"system.posix_acl_default", 3),
+    (b"user.", 1),
+    (b"trusted.", 4),
+    (b"security.", 6),
+)
+_NAMES = {index: prefix for prefix, index in PREFIXES}
+_EXACT = (2, 3)  # the ACLs are whole names; nothing may follow
+
+MAX_VALUE = 0xFFFF  # e_value_size is 16 bits
+MAX_BODY = 4 * (0xFFFF - 1) + XATTR_IBODY.size  # i_xattr_icount is 16 bits
+
+
+def split_name(name: bytes) -> tuple[int, bytes] | None:
+    """Prefix number and rest, or None when EROFS has no number for this namespace."""
+    for prefix, index in PREFIXES:
+        if name == prefix if index in _EXACT else name.startswith(prefix):
+            rest = name[len(prefix) :]
+            return (index, rest) if len(rest) <= 255 and (rest or index in _EXACT) else None
+    return None
+
+
+def pack_body(xattrs: Mapping[bytes, bytes]) -> bytes:
+    """Header and entries in name order, or b"" for none; names must have passed `split_name`.
+
+    Raises ValueError when a value or the whole is larger than the format's 16-bit fields can say.
+    """
+    if not xattrs:
+        return b""
+    body = bytearray(XATTR_IBODY.pack(0, 0, bytes(7)))
+    for name in sorted(xattrs):
+        value = xattrs[name]
+        if len(value) > MAX_VALUE:
+            raise ValueError(f"its value has {len(value)} bytes and EROFS holds {MAX_VALUE}")
+        found = split_name(name)
+        if found is None:
+            raise ValueError("EROFS has no number for its namespace")
+        index, rest = found
+        body += XATTR_ENTRY.pack(len(rest), index, len(value)) + rest + value
+        body += bytes(-len(body) % 4)
+    if len(body) > MAX_BODY:
+        raise ValueError(f"all together take {len(body)} bytes and EROFS holds {MAX_BODY}")
+    return bytes(body)
+
+
+def body_size(icount: int) -> int:
+    """Bytes of the body that ``i_xattr_icount`` announces."""
+    return XATTR_IBODY.size + 4 * (icount - 1) if icount else 0
+
+
+def icount_of(body: bytes) -> int:
+    """``i_xattr_icount`` for a packed body."""
+    return (len(body) - XATTR_IBODY.size) // 4 + 1 if body else 0
+
+
+def shared_ids(body: bytes) -> tuple[int, ...]:
+    """Ids of shared xattrs that a body refers to (other writers use them, ours does not)."""
+    count = XATTR_IBODY.unpack_from(body)[1] if body else 0
+    return tuple(int.from_bytes(body[12 + 4 * i : 16 + 4 * i], "little") for i in range(count))
+
+
+def unpack_entry(raw: bytes, at: int) -> tuple[bytes, bytes, int]:
+    """Name, value and the offset after one entry; raises ValueError when it runs out of bounds."""
+    name_len, index, value_len = XATTR_ENTRY.unpack_from(raw, at)
+    start = at + XATTR_ENTRY.size
+    end = start + name_len + value_len
+    if end > len(raw) or index not in _NAMES:
+        raise ValueError(f"xattr entry at {at} is out of bounds or of an unknown namespace")
+    return _NAMES[index] + raw[start : start + name_len], raw[start + name_len : end], end + (-end % 4)
+
+
+def unpack_body(body: bytes) -> dict[bytes, bytes]:
+    """The inline entries of a body; shared ones are the reader's to look up."""
+    found: dict[bytes, bytes] = {}
+    at = XATTR_IBODY.size + 4 * len(shared_ids(body))
+    while body and at + XATTR_ENTRY.size <= len(body):
+        name, value, at = unpack_entry(body, at)
+        found[name] = value
+    return found

@@ -1,0 +1,1 @@
+"""Where images come from: directories, OCI layouts, docker archives, registries, Docker engines, debootstrap."""
