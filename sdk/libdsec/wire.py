@@ -196,9 +196,15 @@ class LeaseRequest(_Wire, kw_only=True):
 
 
 class FileStat(_Reply, kw_only=True):
-    """One directory entry. `name` and `link` may hold any byte (surrogateescape). mode is st_mode & 07777."""
+    """One directory entry; mode is st_mode & 07777.
+
+    JSON holds only Unicode: where a name (or link) is not UTF-8, `raw` (`raw_link`) has the exact bytes and the text
+    form has U+FFFD in their place; otherwise both are empty. The SDK shows the surrogateescape form.
+    """
 
     name: str
+    raw: bytes = b""
+    raw_link: bytes = b""
     kind: Literal["file", "dir", "symlink", "fifo", "socket", "char", "block", "other"]
     size: int = 0
     mode: int = 0
@@ -228,10 +234,12 @@ class TreeResult(_Reply, kw_only=True):
 
 
 class FileOp(_Wire, kw_only=True):
-    """mkdir, move, remove, chmod."""
+    """mkdir, move, remove, chmod. `raw_path` and `raw_to`, when not empty, are the exact bytes and win over the text."""
 
     op: Literal["mkdir", "move", "remove", "chmod"]
     path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    raw_path: Annotated[bytes, Meta(max_length=4096)] = b""
+    raw_to: Annotated[bytes, Meta(max_length=4096)] = b""
     to: str = ""
     mode: Annotated[int, Meta(ge=0, le=0o7777)] | UnsetType = UNSET
     recursive: bool = False
@@ -240,10 +248,14 @@ class FileOp(_Wire, kw_only=True):
 
 
 class WatchEvent(_Reply, kw_only=True):
-    """kind: created, modified, removed, moved_from, moved_to, attrib, overflow (events were lost: look again)."""
+    """kind: created, modified, removed, moved_from, moved_to, attrib, overflow (events were lost: look again).
+
+    `raw`: the exact bytes of a path that is not UTF-8.
+    """
 
     kind: str
     path: str
+    raw: bytes = b""
     cookie: int = 0
 
 
