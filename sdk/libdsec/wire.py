@@ -313,7 +313,7 @@ class NodeInfo(_Reply, kw_only=True):
     draining: bool = False
     boot_id: str = ""
     backends: list[BackendFingerprint] = []
-    capacity: NodeCapacity = NodeCapacity()
+    capacity: NodeCapacity = msgspec.field(default_factory=NodeCapacity)
     images: list[str] = []
     counts: dict[str, int] = {}
     seq: int = 0

@@ -1,0 +1,160 @@
+"""What this machine can do, found by trying. `@needs("root", "erofs")` skips a test with the reason when it can't."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ABILITIES: dict[str, Callable[[], str]] = {}
+
+# A kernel that is wedged hangs in these for ever (state D), so the parent must not wait for the child.
+_FILTER_PROGRAM = """
+import ctypes, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+class Prog(ctypes.Structure):
+    _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+allow = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7FFF0000))
+libc.prctl(38, 1, 0, 0, 0)
+prog = Prog(1, ctypes.cast(allow, ctypes.c_void_p))
+sys.exit(0 if libc.prctl(22, 2, ctypes.byref(prog)) == 0 else ctypes.get_errno())
+"""
+
+
+def ability(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
+    """Register a probe: it returns "" or why the ability is missing."""
+
+    def register(probe: Callable[[], str]) -> Callable[[], str]:
+        ABILITIES[name] = functools.cache(probe)
+        return ABILITIES[name]
+
+    return register
+
+
+def missing(name: str) -> str:
+    """ "" or the reason."""
+    return ABILITIES[name]()
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    """Mark a test (or a module, by pytestmark) as needing these abilities."""
+    unknown = [name for name in names if name not in ABILITIES]
+    assert not unknown, f"no probe for {unknown}: add one to tests/kit/abilities.py"
+    return pytest.mark.needs(*names)
+
+
+def _has_tool(tool: str) -> str:
+    return "" if shutil.which(tool) else f"{tool} is not on PATH"
+
+
+for _tool in (
+    "crun",
+    "runc",
+    "runsc",
+    "skopeo",
+    "debootstrap",
+    "nft",
+    "ip",
+    "cc",
+    "clang",
+    "nomad",
+    "consul",
+    "vault",
+    "gdb",
+):
+    ability(_tool)(functools.partial(_has_tool, _tool))
+for _tool in ("fsck.erofs", "dump.erofs", "mkfs.erofs", "mkfs.btrfs", "qemu-system-x86_64", "terraform", "strace"):
+    ability(_tool)(functools.partial(_has_tool, _tool))
+
+
+@ability("root")
+def _root() -> str:
+    return "" if os.geteuid() == 0 else "not root"
+
+
+@ability("filters")
+def _filters() -> str:
+    child = subprocess.Popen([sys.executable, "-c", _FILTER_PROGRAM], start_new_session=True)
+    try:
+        code = child.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        return "the kernel hangs on loading a seccomp filter (it needs a restart)"
+    return "" if code == 0 else f"seccomp filters are refused: {os.strerror(code)}"
+
+
+@ability("erofs")
+def _erofs() -> str:
+    return "" if "erofs" in Path("/proc/filesystems").read_text() else "the kernel has no erofs"
+
+
+@ability("overlay")
+def _overlay() -> str:
+    return "" if "overlay" in Path("/proc/filesystems").read_text() else "the kernel has no overlay"
+
+
+@ability("btrfs")
+def _btrfs() -> str:
+    return "" if "btrfs" in Path("/proc/filesystems").read_text() else "the kernel has no btrfs"
+
+
+@ability("cgroup")
+def _cgroup() -> str:
+    if not os.access("/sys/fs/cgroup", os.W_OK):
+        return "/sys/fs/cgroup is not writable"
+    unified = Path("/sys/fs/cgroup/cgroup.procs").exists() or Path("/sys/fs/cgroup/unified/cgroup.procs").exists()
+    return "" if unified else "no cgroup2 hierarchy is mounted"
+
+
+@ability("userns")
+def _userns() -> str:
+    done = subprocess.run(["unshare", "-U", "true"], capture_output=True, timeout=10, check=False)
+    return "" if done.returncode == 0 else done.stderr.decode().strip()
+
+
+@ability("netns")
+def _netns() -> str:
+    done = subprocess.run(["unshare", "-n", "true"], capture_output=True, timeout=10, check=False)
+    return "" if done.returncode == 0 else done.stderr.decode().strip()
+
+
+@ability("docker")
+def _docker() -> str:
+    if not shutil.which("docker"):
+        return "docker is not on PATH"
+    done = subprocess.run(["docker", "info"], capture_output=True, timeout=15, check=False)
+    return "" if done.returncode == 0 else "no docker engine answers"
+
+
+@ability("kvm")
+def _kvm() -> str:
+    if Path("/sys/module/kvm_pvm").exists():
+        return "/dev/kvm is PVM: ordinary guest kernels do not boot on it"
+    flags = Path("/proc/cpuinfo").read_text()
+    if " vmx" not in flags and " svm" not in flags:
+        return "the CPU shows neither vmx nor svm"
+    return "" if os.access("/dev/kvm", os.R_OK | os.W_OK) else "/dev/kvm can't be opened"
+
+
+@ability("debian-packages")
+def _debian_packages() -> str:
+    done = subprocess.run(["apt-cache", "policy", "hello"], capture_output=True, timeout=30, check=False)
+    return (
+        "" if b"Candidate: (none)" not in done.stdout and done.stdout else "apt knows no packages: run apt-get update"
+    )
+
+
+@ability("landlock")
+def _landlock() -> str:
+    libc = ctypes.CDLL(None, use_errno=True)
+    abi = libc.syscall(444, None, 0, 1)
+    return "" if abi > 0 else f"landlock is off: {os.strerror(ctypes.get_errno())}"
