@@ -1,1 +1,1 @@
-"""Feasible, rank, decision with reasons. Pure."""
+"""Feasible, rank, decision with reasons. Pure: no clock, no sockets, randomness is passed in."""
