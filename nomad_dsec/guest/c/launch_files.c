@@ -1,0 +1,158 @@
+/* The operations that make entries in the sandbox's root: device nodes, links, small files, and pinned names. */
+#include "launch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#define STRICT (RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS)
+
+int op_mknod(struct launch *l, const struct op *op)
+{
+	const char *name;
+	int dir = path_open_parent(l, op->f[0].data, &name);
+	if (dir < 0)
+		return -1;
+	dev_t device = makedev((unsigned)op->f[2].number, (unsigned)op->f[3].number);
+	int result = mknodat(dir, name, S_IFCHR | (mode_t)op->f[1].number, device) ||
+			     fchownat(dir, name, (uid_t)l->uid_base, (gid_t)l->uid_base, AT_SYMLINK_NOFOLLOW)
+		       ? fail(l, op->f[0].data) : 0;
+	return close_with(dir, result);
+}
+
+int op_symlink(struct launch *l, const struct op *op)
+{
+	const char *name;
+	int dir = path_open_parent(l, op->f[0].data, &name);
+	if (dir < 0)
+		return -1;
+	int result = symlinkat(op->f[1].data, dir, name) ||
+			     fchownat(dir, name, (uid_t)l->uid_base, (gid_t)l->uid_base, AT_SYMLINK_NOFOLLOW)
+		       ? fail(l, op->f[0].data) : 0;
+	return close_with(dir, result);
+}
+
+static int write_whole(int fd, const char *data, size_t length)
+{
+	while (length) {
+		ssize_t wrote = write(fd, data, length);
+		if (wrote <= 0)
+			return -1;
+		data += wrote;
+		length -= (size_t)wrote;
+	}
+	return 0;
+}
+
+/* Write a small file. Never follows a link at its end: an image's link is replaced when flag 1 allows it. */
+int op_file(struct launch *l, const struct op *op)
+{
+	const char *path = op->f[0].data, *name = strrchr(path, '/');
+	char parent[4096];
+	size_t length = name ? (size_t)(name - path) : 0;
+	if (!name || !name[1] || length >= sizeof(parent)) {
+		errno = EINVAL;
+		return fail(l, path);
+	}
+	memcpy(parent, path, length);
+	parent[length] = 0;
+	int dir = path_make(l, parent, 0755, 0);
+	if (dir < 0)
+		return -1;
+	int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+	int replace = (op->f[3].number & 1) != 0;
+	int fd = openat(dir, name + 1, flags | (replace ? O_TRUNC : O_EXCL), (mode_t)op->f[2].number);
+	struct stat st;
+	if (replace && (fd < 0 ? errno == ELOOP || errno == ENXIO : fstat(fd, &st) == 0 && !S_ISREG(st.st_mode))) {
+		if (fd >= 0)
+			close(fd);
+		fd = unlinkat(dir, name + 1, 0) ? -1 : openat(dir, name + 1, flags | O_EXCL, (mode_t)op->f[2].number);
+	}
+	close_with(dir, 0);
+	if (fd < 0)
+		return fail(l, path);
+	int result = fchown(fd, (uid_t)l->uid_base, (gid_t)l->uid_base) || fchmod(fd, (mode_t)op->f[2].number) ||
+		     write_whole(fd, op->f[1].data, op->f[1].length) ? fail(l, path) : 0;
+	return close_with(fd, result);
+}
+
+/* Nobody inside may rename or remove `name` in `dir`: it and its directory belong to nobody that exists inside, the
+ * directory is sticky, and inside's root keeps the right to make entries through its group. Without this a read-only
+ * /usr/bin/bash is worth nothing, since /bin, a link, can be replaced by a directory. */
+static int pin_one(struct launch *l, int dir, const char *name)
+{
+	struct stat parent, entry;
+	if (fstat(dir, &parent) || fstatat(dir, name, &entry, AT_SYMLINK_NOFOLLOW))
+		return fail(l, name);
+	char self[32];
+	snprintf(self, sizeof(self), "/proc/self/fd/%d", dir);
+	gid_t base = (gid_t)l->uid_base;
+	if (parent.st_uid != 0 && (fchownat(dir, "", 0, base, AT_EMPTY_PATH) || chmod(self, (parent.st_mode & 07777) | 01020)))
+		return fail(l, name);
+	if (!S_ISREG(entry.st_mode) && entry.st_uid != 0 &&
+	    (fchownat(dir, name, 0, base, AT_SYMLINK_NOFOLLOW) ||
+	     (S_ISDIR(entry.st_mode) && fchmodat(dir, name, (entry.st_mode & 07777) | 01020, 0))))
+		return fail(l, name);
+	return 0;
+}
+
+/* Pin each component of the path, links too, following links as the kernel does inside the sandbox's root. */
+int op_pin(struct launch *l, const struct op *op)
+{
+	char todo[4096], next[4096], done[4096] = "/";
+	if (op->f[0].length >= sizeof(todo)) {
+		errno = ENAMETOOLONG;
+		return fail(l, "path");
+	}
+	memcpy(todo, op->f[0].data, op->f[0].length + 1);
+	for (int steps = 0; steps < 256; steps++) {
+		char *name = todo + strspn(todo, "/");
+		size_t length = strcspn(name, "/");
+		if (!length)
+			return 0;
+		char part[256], link[2048];
+		if (length >= sizeof(part))
+			break;
+		memcpy(part, name, length);
+		part[length] = 0;
+		char *rest = name + length;
+		if (!strcmp(part, ".") || !strcmp(part, "..")) {
+			char *slash = strrchr(done, '/');
+			if (part[1] == '.')
+				slash[slash == done] = 0;
+			memmove(todo, rest, strlen(rest) + 1);
+			continue;
+		}
+		int dir = path_open(l, done, O_PATH | O_DIRECTORY, STRICT);
+		if (dir < 0)
+			return -1;
+		int result = pin_one(l, dir, part);
+		ssize_t got = result ? -1 : readlinkat(dir, part, link, sizeof(link) - 1);
+		close_with(dir, 0);
+		if (result)
+			return -1;
+		int wrote;
+		if (got > 0) {
+			link[got] = 0;
+			wrote = snprintf(next, sizeof(next), "%s/%s", link, rest);
+			if (link[0] == '/')
+				strcpy(done, "/");
+		} else {
+			size_t used = strlen(done);
+			if (used + length + 2 >= sizeof(done))
+				break;
+			snprintf(done + used, sizeof(done) - used, "%s%s", done[1] ? "/" : "", part);
+			wrote = snprintf(next, sizeof(next), "%s", rest);
+		}
+		if (wrote < 0 || (size_t)wrote >= sizeof(next))
+			break;
+		memcpy(todo, next, (size_t)wrote + 1);
+	}
+	errno = ELOOP;
+	return fail(l, op->f[0].data);
+}

@@ -1,0 +1,280 @@
+/* The operations that build the sandbox's root: overlay, fresh kernel file systems, masks, read-only binds, pivot.
+ *
+ * All of it runs as the host's root in a mount namespace owned by the initial user namespace, before the process enters
+ * the sandbox's user namespace. So no capability that can be had inside ever suffices to undo a mask. */
+#include "launch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define OPTION_SEPARATOR '\x1f'
+#define STRICT (RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS)
+#define INSIDE (RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+
+/* Hand options "k=v", "flag" to a file system context; the text is copied since fsconfig(2) wants NULs. */
+static int set_options(struct launch *l, int fs, const char *options)
+{
+	char key[4096];
+	while (*options) {
+		const char *end = strchr(options, OPTION_SEPARATOR);
+		size_t length = end ? (size_t)(end - options) : strlen(options);
+		if (length >= sizeof(key)) {
+			errno = EINVAL;
+			return fail(l, "mount option");
+		}
+		memcpy(key, options, length);
+		key[length] = 0;
+		char *value = strchr(key, '=');
+		if (value)
+			*value++ = 0;
+		if (fsconfig(fs, value ? FSCONFIG_SET_STRING : FSCONFIG_SET_FLAG, key, value, 0))
+			return fail(l, "mount option");
+		options += length + (end ? 1 : 0);
+	}
+	return 0;
+}
+
+/* A new detached mount of a new file system, fsopen(2), fsconfig(2), fsmount(2) (Linux 5.2). */
+static int new_mount(struct launch *l, const char *type, const char *options, uint64_t attributes)
+{
+	int fs = fsopen(type, FSOPEN_CLOEXEC);
+	if (fs < 0)
+		return fail(l, "fsopen");
+	int mount = -1;
+	fsconfig(fs, FSCONFIG_SET_STRING, "source", type, 0);
+	if (set_options(l, fs, options) == 0) {
+		if (fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0))
+			fail(l, "create file system");
+		else if ((mount = fsmount(fs, FSMOUNT_CLOEXEC, (unsigned)attributes)) < 0)
+			fail(l, "fsmount");
+	}
+	int saved = errno;
+	close(fs);
+	errno = saved;
+	return mount;
+}
+
+static int attach(struct launch *l, int mount, int target)
+{
+	if (move_mount(mount, "", target, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH))
+		return fail(l, "move_mount");
+	return 0;
+}
+
+static int set_attributes(struct launch *l, int mount, uint64_t attributes)
+{
+	struct mount_attr attr = {.attr_set = attributes};
+	if (attributes && mount_setattr(mount, "", AT_EMPTY_PATH, &attr, sizeof(attr)))
+		return fail(l, "mount_setattr");
+	return 0;
+}
+
+int op_tmpfs_upper(struct launch *l, const struct op *op)
+{
+	char options[96];
+	snprintf(options, sizeof(options), "size=%llu%cnr_inodes=%llu%cmode=700", (unsigned long long)op->f[0].number,
+		 OPTION_SEPARATOR, (unsigned long long)op->f[1].number, OPTION_SEPARATOR);
+	int mount = new_mount(l, "tmpfs", options, MOUNT_ATTR_NODEV);
+	if (mount < 0)
+		return -1;
+	if (move_mount(mount, "", AT_FDCWD, SCRATCH_UPPER, MOVE_MOUNT_F_EMPTY_PATH))
+		return close_with(mount, fail(l, "move_mount"));
+	if (mkdirat(mount, "u", 0755) || mkdirat(mount, "w", 0700))
+		return close_with(mount, fail(l, "mkdir"));
+	l->upper_fd = mount;
+	return 0;
+}
+
+int op_idmap(struct launch *l, const struct op *op)
+{
+	int mount = fd_at(l, op->f[0].number);
+	struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP, .userns_fd = (uint64_t)l->userns_fd};
+	if (mount < 0 || mount_setattr(mount, "", AT_EMPTY_PATH, &attr, sizeof(attr)))
+		return fail(l, "mount_setattr");
+	return 0;
+}
+
+/* The root of the upper layer is what stat("/") shows: it takes mode and owner of the image's root. */
+static int copy_root_attributes(struct launch *l, int upper)
+{
+	struct stat root;
+	if (stat(SCRATCH_LOWER, &root) || fchownat(upper, "", root.st_uid, root.st_gid, AT_EMPTY_PATH))
+		return fail(l, "upper root");
+	char path[32];
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", upper);
+	return chmod(path, root.st_mode & 07777) ? fail(l, "upper root") : 0;
+}
+
+static int layer_option(struct launch *l, int fs, const char *key, const char *path, int fd)
+{
+	char text[32];
+	if (!path) {
+		snprintf(text, sizeof(text), "/proc/self/fd/%d", fd);
+		path = text;
+	}
+	return fsconfig(fs, FSCONFIG_SET_STRING, key, path, 0) ? fail(l, key) : 0;
+}
+
+int op_overlay(struct launch *l, const struct op *op)
+{
+	int lower = fd_at(l, op->f[0].number);
+	int from_tmpfs = op->f[1].number == NO_FD;
+	int upper = from_tmpfs ? openat(l->upper_fd, "u", O_PATH | O_CLOEXEC) : fd_at(l, op->f[1].number);
+	int work = from_tmpfs ? openat(l->upper_fd, "w", O_PATH | O_CLOEXEC) : fd_at(l, op->f[2].number);
+	if (lower < 0 || upper < 0 || work < 0)
+		return fail(l, "layers");
+	/* Layers have to be attached in our namespace: overlayfs refuses detached ones before Linux 6.15. */
+	if (move_mount(lower, "", AT_FDCWD, SCRATCH_LOWER, MOVE_MOUNT_F_EMPTY_PATH))
+		return fail(l, "move_mount");
+	if (copy_root_attributes(l, upper))
+		return -1;
+	int fs = fsopen("overlay", FSOPEN_CLOEXEC);
+	if (fs < 0)
+		return fail(l, "fsopen");
+	fsconfig(fs, FSCONFIG_SET_STRING, "source", "overlay", 0);
+	if (layer_option(l, fs, "lowerdir", SCRATCH_LOWER, -1) ||
+	    layer_option(l, fs, "upperdir", from_tmpfs ? SCRATCH_UPPER "/u" : NULL, upper) ||
+	    layer_option(l, fs, "workdir", from_tmpfs ? SCRATCH_UPPER "/w" : NULL, work))
+		return close_with(fs, -1);
+	if (fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0))
+		return close_with(fs, fail(l, "create file system"));
+	int mount = fsmount(fs, FSMOUNT_CLOEXEC, (unsigned)op->f[3].number);
+	close_with(fs, 0);
+	if (mount < 0)
+		return fail(l, "fsmount");
+	if (move_mount(mount, "", AT_FDCWD, SCRATCH_ROOT, MOVE_MOUNT_F_EMPTY_PATH))
+		return close_with(mount, fail(l, "move_mount"));
+	l->root_fd = mount;
+	return 0;
+}
+
+int op_mount(struct launch *l, const struct op *op)
+{
+	const char *type = op->f[0].data, *target = op->f[1].data;
+	int mount = new_mount(l, type, op->f[2].data, op->f[3].number);
+	if (mount < 0)
+		return -1;
+	int at = path_make(l, target, (uint32_t)op->f[4].number, 0);
+	/* A link in the image must not steer proc or sysfs elsewhere: only secrets and the like may lie behind links. */
+	if (at >= 0 && strcmp(type, "tmpfs")) {
+		close(at);
+		at = path_open(l, target, O_PATH | O_DIRECTORY, STRICT);
+	}
+	if (at < 0)
+		return close_with(mount, -1);
+	int result = attach(l, mount, at);
+	close_with(at, 0);
+	if (result == 0 && strcmp(type, "proc") == 0) {
+		l->sysctl_fd = openat(mount, "sys", O_PATH | O_DIRECTORY | O_CLOEXEC);
+		if (l->sysctl_fd < 0)
+			result = fail(l, "sys");
+	}
+	return close_with(mount, result);
+}
+
+int op_bind(struct launch *l, const struct op *op)
+{
+	int mount = fd_at(l, op->f[0].number);
+	struct stat source;
+	if (mount < 0 || fstat(mount, &source))
+		return fail(l, "source");
+	if (!S_ISDIR(source.st_mode) && !S_ISREG(source.st_mode)) {
+		errno = EINVAL;
+		return fail(l, "source is neither directory nor file");
+	}
+	if (set_attributes(l, mount, op->f[2].number))
+		return -1;
+	int at = path_make(l, op->f[1].data, S_ISDIR(source.st_mode) ? 0755 : 0644, !S_ISDIR(source.st_mode));
+	if (at < 0)
+		return -1;
+	return close_with(at, attach(l, mount, at));
+}
+
+/* 0 when fd lies where its path says: below /proc on procfs, below /sys on sysfs or what is mounted there. */
+static int expect_kernel_fs(struct launch *l, int fd, const char *path)
+{
+	struct statfs fs;
+	if (strncmp(path, "/proc/", 6))
+		return 0;
+	if (fstatfs(fd, &fs))
+		return fail(l, path);
+	if (fs.f_type != PROC_SUPER_MAGIC) {
+		errno = EXDEV;
+		return fail(l, path);
+	}
+	return 0;
+}
+
+int op_mask(struct launch *l, const struct op *op)
+{
+	const char *path = op->f[0].data;
+	int at = path_open(l, path, O_PATH | O_NOFOLLOW, STRICT);
+	if (at < 0) {
+		l->detail = errno == ENOENT || errno == ENOTDIR ? NULL : l->detail;
+		return l->detail ? -1 : 0;
+	}
+	struct stat st;
+	if (fstat(at, &st) || expect_kernel_fs(l, at, path))
+		return close_with(at, fail(l, path));
+	/* Our own node 1:3 and our own empty directory, not what the image calls /dev/null (CVE-2025-31133). */
+	const char *source = S_ISDIR(st.st_mode) ? SCRATCH_EMPTY : SCRATCH_NULL;
+	int mount = open_tree(AT_FDCWD, source, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_SYMLINK_NOFOLLOW);
+	if (mount < 0)
+		return close_with(at, fail(l, "open_tree"));
+	uint64_t attributes = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC;
+	int result = set_attributes(l, mount, attributes) || attach(l, mount, at) ? -1 : 0;
+	close_with(at, 0);
+	return close_with(mount, result);
+}
+
+int op_readonly(struct launch *l, const struct op *op)
+{
+	const char *path = op->f[0].data;
+	int required = op->f[1].number != 0;
+	int at = path_open(l, path, O_PATH, required ? INSIDE : STRICT);
+	if (at < 0) {
+		if (!required && (errno == ENOENT || errno == ENOTDIR)) {
+			l->detail = NULL;
+			return 0;
+		}
+		return -1;
+	}
+	if (expect_kernel_fs(l, at, path))
+		return close_with(at, -1);
+	int mount = open_tree(at, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+	if (mount < 0)
+		return close_with(at, fail(l, "open_tree"));
+	int result = set_attributes(l, mount, op->f[2].number) || attach(l, mount, at) ? -1 : 0;
+	close_with(at, 0);
+	return close_with(mount, result);
+}
+
+int op_remount(struct launch *l, const struct op *op)
+{
+	int at = path_open(l, op->f[0].data, O_PATH | O_DIRECTORY, INSIDE);
+	if (at < 0)
+		return -1;
+	return close_with(at, set_attributes(l, at, op->f[1].number));
+}
+
+int op_pivot(struct launch *l, const struct op *op)
+{
+	(void)op;
+	if (fchdir(l->root_fd))
+		return fail(l, "chdir");
+	if (syscall(SYS_pivot_root, ".", "."))
+		return fail(l, "pivot_root");
+	/* The old root is stacked on the new one here: pivot_root(2), "pivot_root(".", ".")". */
+	if (umount2(".", MNT_DETACH))
+		return fail(l, "umount2");
+	return chdir("/") ? fail(l, "chdir") : 0;
+}
