@@ -14,19 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nomad_dsec.backends.container.spec import ContainerSpec
+    from nomad_dsec.linux.cgroup import Cgroup
+    from nomad_dsec.linux.netns_pool import NetSlot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """Ready-made kernel objects of the host that the container is put into; the backend owns them.
 
-    cgroups: controller or hierarchy name -> directory, each with its limits set: v1 names ("cpu", "memory", "pids")
-    and "unified" for cgroup2, which is chowned to `uid_base` so that dsec-init makes a child cgroup for each exec.
-    netns: a path that can be opened and given to setns(2).
+    cgroup: limits are set, and its cgroup2 directory belongs to `uid_base`, so that dsec-init makes a child cgroup for
+    each exec (cgroup_fd, an open directory, or -1 without cgroup2). net.fd is a network namespace for setns(2).
     """
 
-    cgroups: Mapping[str, Path]
-    netns: Path
+    cgroup: Cgroup
+    cgroup_fd: int
+    net: NetSlot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class Launcher(Protocol):
         """Drop what the launcher itself keeps of a dead container (bundle, runtime state). Idempotent."""
         ...
 
-    def plan(self, spec: ContainerSpec, slot: Slot) -> list[dict[str, Any]]:
+    def plan(self, spec: ContainerSpec) -> list[dict[str, Any]]:
         """What launch would do, JSON-able and in order (native: the operations; oci: one entry with config.json)."""
         ...
 

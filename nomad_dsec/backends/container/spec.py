@@ -20,6 +20,7 @@ UID_RANGE = 65536  # ids of one sandbox: 0..65535 inside
 MIB = 1024 * 1024
 SECRETS_DIR = "/run/secrets"
 SOCKET_NAME = "init.sock"
+NO_TARGETS = ((), ("proc",), ("sys",), ("dev",))
 MAX_SECRET_BYTES = 256 * 1024
 MAX_SECRETS_TOTAL_BYTES = 1024 * 1024
 
@@ -111,7 +112,7 @@ def check_secrets(secrets: Mapping[str, str]) -> None:
                 "secret_too_large",
                 f"{size} bytes, {total} in all",
                 field=f"secrets.{name}",
-                hint=f"at most {MAX_SECRET_BYTES} bytes each and {MAX_SECRETS_TOTAL_BYTES} together; write a file instead",
+                hint=f"at most {MAX_SECRET_BYTES} bytes each, {MAX_SECRETS_TOTAL_BYTES} together; write a file instead",
             )
 
 
