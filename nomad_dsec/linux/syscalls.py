@@ -83,7 +83,7 @@ def _bytes_or_null(text: str | None) -> bytes | None:
 
 
 def mount(source: str | None, target: str, fstype: str | None, flags: int = 0, data: str | None = None) -> None:
-    """See mount(2). Raises SyscallError on `target`."""
+    """Man 2 mount. Raises SyscallError on `target`."""
     result = _libc.mount(
         _bytes_or_null(source),
         os.fsencode(target),
@@ -95,12 +95,12 @@ def mount(source: str | None, target: str, fstype: str | None, flags: int = 0, d
 
 
 def umount2(target: str, flags: int = 0) -> None:
-    """See umount2(2). Raises SyscallError on `target`."""
+    """Man 2 umount2. Raises SyscallError on `target`."""
     _checked(_libc.umount2(os.fsencode(target), ctypes.c_int(flags)), "umount2", target)
 
 
 def open_tree(path: str, flags: int, *, dirfd: int = AT_FDCWD) -> int:
-    """See open_tree(2), 5.2: a mount object as an fd; with OPEN_TREE_CLONE a detached copy of it."""
+    """Man 2 open_tree, 5.2: a mount object as an fd; with OPEN_TREE_CLONE a detached copy of it."""
     result = _libc.syscall(
         ctypes.c_long(_SYS_OPEN_TREE), ctypes.c_int(dirfd), os.fsencode(path), ctypes.c_uint(flags | OPEN_TREE_CLOEXEC)
     )
@@ -108,7 +108,7 @@ def open_tree(path: str, flags: int, *, dirfd: int = AT_FDCWD) -> int:
 
 
 def move_mount(from_fd: int, target: str) -> None:
-    """See move_mount(2), 5.2: attach the detached mount `from_fd` at `target`."""
+    """Man 2 move_mount, 5.2: attach the detached mount `from_fd` at `target`."""
     result = _libc.syscall(
         ctypes.c_long(_SYS_MOVE_MOUNT),
         ctypes.c_int(from_fd),
@@ -130,7 +130,7 @@ def mount_setattr(
     recursive: bool = False,
     subject: str = "",
 ) -> None:
-    """See mount_setattr(2), 5.12, on an open mount; MOUNT_ATTR_IDMAP maps its owners through `userns_fd`."""
+    """Man 2 mount_setattr, 5.12, on an open mount; MOUNT_ATTR_IDMAP maps its owners through `userns_fd`."""
     attr = struct.pack("<QQQQ", set_attrs, clear_attrs, propagation, userns_fd)
     flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
     result = _libc.syscall(
@@ -145,17 +145,17 @@ def mount_setattr(
 
 
 def setns(fd: int, nstype: int) -> None:
-    """See setns(2), 3.0: move the calling thread into the namespace of `fd`."""
+    """Man 2 setns, 3.0: move the calling thread into the namespace of `fd`."""
     _checked(_libc.setns(ctypes.c_int(fd), ctypes.c_int(nstype)), "setns", f"fd {fd}")
 
 
 def unshare(flags: int) -> None:
-    """See unshare(2): give the calling thread new namespaces."""
+    """Man 2 unshare: give the calling thread new namespaces."""
     _checked(_libc.unshare(ctypes.c_int(flags)), "unshare", hex(flags))
 
 
 def openat2(dirfd: int, path: str | bytes, flags: int, *, mode: int = 0, resolve: int) -> int:
-    """See openat2(2), 5.6: open with the kernel keeping the path inside the limits of `resolve`."""
+    """Man 2 openat2, 5.6: open with the kernel keeping the path inside the limits of `resolve`."""
     how = struct.pack("<QQQ", flags | os.O_CLOEXEC, mode, resolve)
     result = _libc.syscall(
         ctypes.c_long(_SYS_OPENAT2),
@@ -168,7 +168,7 @@ def openat2(dirfd: int, path: str | bytes, flags: int, *, mode: int = 0, resolve
 
 
 def pidfd_send_signal(pidfd: int, signum: int) -> None:
-    """See pidfd_send_signal(2), 5.1: a signal that can't reach a recycled pid."""
+    """Man 2 pidfd_send_signal, 5.1: a signal that can't reach a recycled pid."""
     result = _libc.syscall(
         ctypes.c_long(_SYS_PIDFD_SEND_SIGNAL), ctypes.c_int(pidfd), ctypes.c_int(signum), None, ctypes.c_uint(0)
     )
@@ -176,7 +176,7 @@ def pidfd_send_signal(pidfd: int, signum: int) -> None:
 
 
 def quotactl_fd(fd: int, command: int, quota_id: int, buffer: ctypes.Array[ctypes.c_char]) -> None:
-    """See quotactl_fd(2), 5.14: a quota command on the file system that holds `fd`."""
+    """Man 2 quotactl_fd, 5.14: a quota command on the file system that holds `fd`."""
     result = _libc.syscall(
         ctypes.c_long(443), ctypes.c_uint(fd), ctypes.c_uint(command), ctypes.c_uint(quota_id), buffer
     )
