@@ -20,7 +20,7 @@ from nomad_dsec.linux.syscalls import SyscallError
 from nomad_dsec.linux.upper_layer import UpperLayer, UpperUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
 _SUBVOL_CREATE: Final = 0x5000940E
 _SNAP_DESTROY: Final = 0x5000940F
@@ -128,7 +128,7 @@ class BtrfsUpperStore:
 
 
 @contextlib.contextmanager
-def _opened(path: Path):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _opened(path: Path) -> Iterator[int]:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         yield fd

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from libdsec.errors import DeadlineExceeded, PlatformError
 
+from nomad_dsec.linux import cgroup_counts as counts
 from nomad_dsec.linux import cgroup_files as files
 from nomad_dsec.linux.cgroup_files import UNIFIED, CgroupStats, Layout, Limits, read_file, write_file
 from nomad_dsec.linux.mountinfo import read_mounts
@@ -63,9 +64,7 @@ class Cgroup:
 
     def path_of(self, controller: str) -> str:
         """The directory where a controller's files are; "" when nothing here has that controller."""
-        if controller in self.layout.v2:
-            return self.unified
-        return self.paths.get(controller, "")
+        return files.path_of(self.layout, self.paths, controller)
 
     def set_limits(self, limits: Limits) -> None:
         """Write all limits. SyscallError names the file that refused, e.g. EBUSY for memory below what is in use."""
@@ -108,7 +107,7 @@ class Cgroup:
 
     def stats(self) -> CgroupStats:
         """Use since the cgroup was handed out. A file that this kernel lacks counts as zero."""
-        now = self._counts()
+        now = counts.read_counts(self.layout, self.paths)
         since = {key: value - self.baseline.get(key, 0) for key, value in now.items()}
         return CgroupStats(
             cpu_usage_s=since.get("cpu_us", 0) / 1e6,
@@ -121,51 +120,16 @@ class Cgroup:
 
     def oom_kills(self) -> int:
         """Only that running count: the one file that tells an exec's OOM kill from another SIGKILL."""
-        return self._oom_kill_count() - self.baseline.get("oom_kill", 0)
-
-    def _oom_kill_count(self) -> int:
-        name = "memory.events" if "memory" in self.layout.v2 else "memory.oom_control"
-        return self._keyed("memory", name).get("oom_kill", 0)
-
-    def _counts(self) -> dict[str, int]:
-        v2_memory = "memory" in self.layout.v2
-        counts = {
-            "oom_kill": self._oom_kill_count(),
-            "memory": self._number("memory", "memory.current" if v2_memory else "memory.usage_in_bytes"),
-            "memory_peak": self._number("memory", "memory.peak" if v2_memory else "memory.max_usage_in_bytes"),
-            "pids": self._number("pids", "pids.current"),
-            "pids_max": self._keyed("pids", "pids.events").get("max", 0),
-        }
-        if self.unified:  # cpu.stat's usage is there even when the cpu controller is not
-            counts["cpu_us"] = files.parse_keyed(read_file(f"{self.unified}/cpu.stat")).get("usage_usec", 0)
-        else:
-            counts["cpu_us"] = self._number("cpuacct", "cpuacct.usage") // 1000
-        return counts
-
-    def _number(self, controller: str, name: str) -> int:
-        text = self._text(controller, name)
-        return int(text) if text else 0
-
-    def _keyed(self, controller: str, name: str) -> dict[str, int]:
-        return files.parse_keyed(self._text(controller, name))
-
-    def _text(self, controller: str, name: str) -> str:
-        directory = self.path_of(controller)
-        if not directory:
-            return ""
-        try:
-            return read_file(f"{directory}/{name}").strip()
-        except SyscallError as error:
-            if error.errno == errno.ENOENT:
-                return ""
-            raise
+        return counts.oom_kills(self.layout, self.paths) - self.baseline.get("oom_kill", 0)
 
     def start_counting(self) -> None:
         """Let statistics begin now: the next owner must not see the use of the last one."""
         if "memory" not in self.layout.v2 and self.paths.get("memory"):
             write_file(f"{self.paths['memory']}/memory.max_usage_in_bytes", "0")
         self.baseline = {
-            key: value for key, value in self._counts().items() if key in ("oom_kill", "pids_max", "cpu_us")
+            key: value
+            for key, value in counts.read_counts(self.layout, self.paths).items()
+            if key in ("oom_kill", "pids_max", "cpu_us")
         }
 
     def pids(self) -> list[int]:

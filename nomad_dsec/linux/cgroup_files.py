@@ -77,6 +77,11 @@ class Layout:
         return [name for name in LIMITED if name not in self.v2 and name not in self.v1]
 
 
+def path_of(layout: Layout, paths: Mapping[str, str], controller: str) -> str:
+    """Of one cgroup's directories (by hierarchy), that which has a controller's files; "" when none has."""
+    return paths.get(UNIFIED if controller in layout.v2 else controller, "")
+
+
 def layout_of(mounts: Iterable[Mount], controllers_of: Mapping[str, str]) -> Layout:
     """The layout from mountinfo and, per cgroup2 mount, the text of its cgroup.controllers."""
     v1: dict[str, str] = {}
