@@ -1,1 +1,80 @@
-"""libdsec: isolated, stateful sandboxes for RL training jobs."""
+"""libdsec: isolated, stateful sandboxes for RL training jobs.
+
+    import libdsec
+    with libdsec.Sandbox.create("debian-dev") as sandbox:
+        result = sandbox.exec("echo hello")
+
+`AsyncSandbox` is the same for asyncio. DSEC_ENDPOINT and DSEC_API_KEY say where the gateway is. Names are loaded when
+first used, so importing this package is cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from libdsec.client import AsyncClient as AsyncClient
+    from libdsec.errors import CapacityError as CapacityError
+    from libdsec.errors import DeadlineExceeded as DeadlineExceeded
+    from libdsec.errors import DeniedError as DeniedError
+    from libdsec.errors import DsecError as DsecError
+    from libdsec.errors import NotFoundError as NotFoundError
+    from libdsec.errors import NotSupported as NotSupported
+    from libdsec.errors import PlatformError as PlatformError
+    from libdsec.errors import ProtocolError as ProtocolError
+    from libdsec.errors import StateError as StateError
+    from libdsec.errors import UsageError as UsageError
+    from libdsec.files import AsyncFiles as AsyncFiles
+    from libdsec.network import AsyncNetwork as AsyncNetwork
+    from libdsec.process import AsyncProcess as AsyncProcess
+    from libdsec.results import CommandFailed as CommandFailed
+    from libdsec.results import ExecResult as ExecResult
+    from libdsec.results import Output as Output
+    from libdsec.sandbox import AsyncSandbox as AsyncSandbox
+    from libdsec.sandbox import AsyncSandboxGroup as AsyncSandboxGroup
+    from libdsec.sync import Client as Client
+    from libdsec.sync import Files as Files
+    from libdsec.sync import Network as Network
+    from libdsec.sync import Process as Process
+    from libdsec.sync import Sandbox as Sandbox
+    from libdsec.sync import SandboxGroup as SandboxGroup
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "client": ("AsyncClient",),
+    "errors": (
+        "CapacityError",
+        "DeadlineExceeded",
+        "DeniedError",
+        "DsecError",
+        "NotFoundError",
+        "NotSupported",
+        "PlatformError",
+        "ProtocolError",
+        "StateError",
+        "UsageError",
+    ),
+    "files": ("AsyncFiles",),
+    "network": ("AsyncNetwork",),
+    "process": ("AsyncProcess",),
+    "results": ("CommandFailed", "ExecResult", "Output"),
+    "sandbox": ("AsyncSandbox", "AsyncSandboxGroup"),
+    "sync": ("Client", "Files", "Network", "Process", "Sandbox", "SandboxGroup"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted([*_HOME_OF, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

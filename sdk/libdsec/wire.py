@@ -234,7 +234,7 @@ class TreeResult(_Reply, kw_only=True):
 
 
 class FileOp(_Wire, kw_only=True):
-    """mkdir, move, remove, chmod. `raw_path` and `raw_to`, when not empty, are the exact bytes and win over the text."""
+    """mkdir, move, remove, chmod. `raw_path` and `raw_to`, when not empty, are exact bytes and win over the text."""
 
     op: Literal["mkdir", "move", "remove", "chmod"]
     path: Annotated[str, Meta(min_length=1, max_length=4096)]
