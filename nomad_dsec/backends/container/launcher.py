@@ -7,11 +7,11 @@ accounting go through the slot's cgroups and are the backend's, the same for bot
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from nomad_dsec.backends.container.spec import ContainerSpec
     from nomad_dsec.linux.cgroup import Cgroup

@@ -14,7 +14,7 @@ from libdsec.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dsec_policies.compile import CompiledPolicy
+    from dsec_policies.compiled import CompiledPolicy
 
 UID_RANGE = 65536  # ids of one sandbox: 0..65535 inside
 MIB = 1024 * 1024

@@ -136,6 +136,7 @@ static _Noreturn void run_sandbox(struct launch *l, struct plan *p, uint8_t *byt
 	prctl(PR_SET_NAME, "dsec-init", 0, 0, 0);
 	setsid();
 	umask(022);
+	dup2(0, 2); /* the launcher's stderr is the host's */
 	int failed = carry_out(l, p, report, now_us());
 	uint64_t caps = l->exec_caps;
 	munmap(bytes, size);

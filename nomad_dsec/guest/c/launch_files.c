@@ -64,15 +64,17 @@ int op_file(struct launch *l, const struct op *op)
 	int dir = path_make(l, parent, 0755, 0);
 	if (dir < 0)
 		return -1;
-	int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-	int replace = (op->f[3].number & 1) != 0;
-	int fd = openat(dir, name + 1, flags | (replace ? O_TRUNC : O_EXCL), (mode_t)op->f[2].number);
+	/* What is there and no plain file (a link, a device, a FIFO of the image) is replaced, never opened. */
 	struct stat st;
-	if (replace && (fd < 0 ? errno == ELOOP || errno == ENXIO : fstat(fd, &st) == 0 && !S_ISREG(st.st_mode))) {
-		if (fd >= 0)
-			close(fd);
-		fd = unlinkat(dir, name + 1, 0) ? -1 : openat(dir, name + 1, flags | O_EXCL, (mode_t)op->f[2].number);
+	int replace = (op->f[3].number & 1) != 0;
+	int there = replace && fstatat(dir, name + 1, &st, AT_SYMLINK_NOFOLLOW) == 0;
+	if (there && !S_ISREG(st.st_mode)) {
+		if (unlinkat(dir, name + 1, 0))
+			return close_with(dir, fail(l, path));
+		there = 0;
 	}
+	int flags = O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | (there ? O_TRUNC : O_CREAT | O_EXCL);
+	int fd = openat(dir, name + 1, flags, (mode_t)op->f[2].number);
 	close_with(dir, 0);
 	if (fd < 0)
 		return fail(l, path);

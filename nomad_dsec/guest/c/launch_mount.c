@@ -9,6 +9,7 @@
 #include <linux/magic.h>
 #include <linux/openat2.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -20,7 +21,7 @@
 #define STRICT (RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS)
 #define INSIDE (RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
 
-/* Hand options "k=v", "flag" to a file system context; the text is copied since fsconfig(2) wants NULs. */
+/* Hand options "k=v", "k=@id", "flag" to a file system context; copied, since fsconfig(2) wants NULs. */
 static int set_options(struct launch *l, int fs, const char *options)
 {
 	char key[4096];
@@ -33,9 +34,13 @@ static int set_options(struct launch *l, int fs, const char *options)
 		}
 		memcpy(key, options, length);
 		key[length] = 0;
-		char *value = strchr(key, '=');
+		char *value = strchr(key, '='), id[24];
 		if (value)
 			*value++ = 0;
+		if (value && *value == '@') { /* an id of the sandbox, as the host sees it */
+			snprintf(id, sizeof(id), "%llu", (unsigned long long)l->uid_base + strtoul(value + 1, NULL, 10));
+			value = id;
+		}
 		if (fsconfig(fs, value ? FSCONFIG_SET_STRING : FSCONFIG_SET_FLAG, key, value, 0))
 			return fail(l, "mount option");
 		options += length + (end ? 1 : 0);
