@@ -17,6 +17,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 MS_RDONLY = 0x1
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
+MS_BIND = 0x1000
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 0x2
 
@@ -37,8 +38,8 @@ def openat2_beneath(dir_fd: int, path: bytes) -> int:
     return int(fd)
 
 
-def mount(source: str, target: Path, fs_type: str | None, flags: int, options: str = "") -> None:
-    """Mount, by mount(2) itself: mount(8) of util-linux 2.38 would put a loop device before a file unasked."""
+def mount_fs(source: str, target: Path, fs_type: str | None, flags: int, options: str = "") -> None:
+    """Attach a file system: mount(8) of util-linux 2.38 would put a loop device before a file unasked."""
     kind = fs_type.encode() if fs_type is not None else None
     data = options.encode() if options else None
     if _libc.mount(os.fsencode(source), os.fsencode(target), kind, ctypes.c_ulong(flags), data):

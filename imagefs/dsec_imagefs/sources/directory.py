@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.erofs.xattr import split_name
 from dsec_imagefs.errors import ImageError, show_name
+from dsec_imagefs.sources.base import Material, Work
 from dsec_imagefs.syscalls import openat2_beneath
 from dsec_imagefs.tree import Content, ContentReader, Extent, Node, Progress
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 Note = Callable[[str], None]
 
@@ -170,3 +173,32 @@ def data_ranges(fd: int, size: int) -> tuple[Extent, ...]:
             found.append((start, end - start))
         at = max(end, start + 1)
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectorySource:
+    """``dir:PATH``: the tree below a directory of this host."""
+
+    path: str
+
+    @property
+    def label(self) -> str:
+        """The source string."""
+        return f"dir:{self.path}"
+
+    @property
+    def cache_key(self) -> str:
+        """A directory may have changed: nothing to reuse."""
+        return ""
+
+    @contextmanager
+    def open(self, work: Work) -> Iterator[Material]:
+        """Scan the directory, holding it open until the end."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as err:
+            raise ImageError("bad_source", f"can't open {self.path}: {err.strerror}", field="source") from err
+        try:
+            yield Material(root=scan_directory(Path(self.path), fd, work.report, work.note))
+        finally:
+            os.close(fd)

@@ -1,0 +1,28 @@
+"""Images as read-only EROFS roots: import them, keep them by digest, mount each once a host. Knows no sandboxes.
+
+Public API (everything is synchronous; run it in a thread from asyncio code):
+
+- `ImageStore(root)`: `import_image(source, name, progress=, refresh=, limits=)`, `resolve(ref)`, `ls()`,
+  `inspect(ref)`, `tag(ref, name)`, `rm(ref, force=)`, `gc(cache=)`, `verify(ref)`, `blob_path(rootfs)`.
+- `MountTable(store, mount_dir)`: `acquire(digest, user) -> Path`, `release(digest, user)`, `users(digest)`,
+  `retain_only(users)`, `mounted()`, `unmount_unused()`, `close()`.
+- `Image`, `ImageConfig`, `Limits`, `Collected`: frozen records.
+- `ImageError(code, message, hint, field)` and its `SyscallError`: the only exceptions raised on purpose.
+"""
+
+from dsec_imagefs.errors import ImageError, SyscallError
+from dsec_imagefs.image import Image, ImageConfig
+from dsec_imagefs.mounts import MountTable
+from dsec_imagefs.sources.base import Limits
+from dsec_imagefs.store import Collected, ImageStore
+
+__all__ = [
+    "Collected",
+    "Image",
+    "ImageConfig",
+    "ImageError",
+    "ImageStore",
+    "Limits",
+    "MountTable",
+    "SyscallError",
+]

@@ -1,0 +1,153 @@
+"""One read-only EROFS mount per image root and host, shared by everybody who asks for its digest.
+
+Who uses what is on disk (`users/<root>/<user>` in the store) and what is mounted is asked of the kernel, so a daemon
+that died or was replaced loses nothing: the next `acquire` finds the mount and adopts it.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsec_imagefs.durable import locked
+from dsec_imagefs.errors import ImageError, SyscallError
+from dsec_imagefs.image import digest_hex
+from dsec_imagefs.loop import loop_device
+from dsec_imagefs.mountinfo import Mount, backing_file, read_mounts
+from dsec_imagefs.syscalls import MNT_DETACH, MS_BIND, MS_NODEV, MS_NOSUID, MS_PRIVATE, MS_RDONLY, mount_fs, umount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsec_imagefs.store import ImageStore
+
+# The mount is for overlays to stand on; overlay judges suid and devices by its own flags. What these two flags
+# refuse is a host user who reaches the mounted tree directly.
+_FLAGS = MS_RDONLY | MS_NODEV | MS_NOSUID
+
+
+class MountTable:
+    """Mounted image roots below one directory. Synchronous; safe between threads and processes."""
+
+    def __init__(self, store: ImageStore, mount_dir: Path, *, force_loop: bool = False) -> None:
+        """Nothing is mounted yet. `force_loop` takes the way of old kernels, for tests and for broken drivers."""
+        mount_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._store = store
+        self._dir = mount_dir.resolve()
+        self._lock = self._dir / ".lock"
+        self._force_loop = force_loop
+
+    def acquire(self, digest: str, user: str = "node") -> Path:
+        """Note `user` (any short id) as a user of the image and return its mounted root.
+
+        Args:
+            digest: ``sha256:...`` of an image in the store.
+            user: who uses it; asking twice counts once.
+
+        Raises:
+            ImageError: ``not_found``, or ``syscall`` (a SyscallError) when the mount fails; the user is then not noted.
+        """
+        image = self._store.resolve(digest)
+        root = digest_hex(image.rootfs)
+        with self._exclusive():
+            with self._store.exclusive():
+                blob = self._store.blob_path(image.rootfs)
+                if not blob.is_file():
+                    raise ImageError("not_found", f"the root {image.rootfs} of {digest} is not in the store")
+                noted = self._store.users.add(root, user, image.digest)
+            try:
+                return self._mounted(root, blob)
+            except BaseException:
+                if noted:
+                    self._store.users.remove(user, image.digest)
+                raise
+
+    def release(self, digest: str, user: str = "node") -> None:
+        """Forget a user of the image; idempotent, also after the image was removed by force.
+
+        The mount stays until `unmount_unused`, so that the next start is quick.
+        """
+        full = digest if digest.startswith("sha256:") and len(digest) == 71 else self._store.resolve(digest).digest
+        self._store.users.remove(user, full)
+
+    def users(self, digest: str) -> frozenset[str]:
+        """Everybody noted as using the image or another one with the same root."""
+        image = self._store.resolve(digest)
+        return self._store.users.of(digest_hex(image.rootfs))
+
+    def retain_only(self, users: set[str]) -> int:
+        """After a recovery: forget every user that is not among these; returns how many."""
+        return self._store.users.retain_only(users)
+
+    def mounted(self) -> dict[str, Path]:
+        """Root digest -> mounted path, as the kernel tells it."""
+        return {f"sha256:{root}": Path(found.target) for root, found in self._ours().items()}
+
+    def unmount_unused(self) -> tuple[str, ...]:
+        """Unmount roots without users; a root that something still has open is left for the next time."""
+        gone = []
+        with self._exclusive():
+            for root, found in self._ours().items():
+                if self._store.users.of(root):
+                    continue
+                try:
+                    umount(Path(found.target))
+                except SyscallError as err:
+                    if err.errno == errno.EBUSY:
+                        continue
+                    raise
+                Path(found.target).rmdir()
+                gone.append(f"sha256:{root}")
+        return tuple(gone)
+
+    def close(self) -> tuple[str, ...]:
+        """`unmount_unused`, and when nothing is left, give the directory's own private mount back too."""
+        gone = self.unmount_unused()
+        with self._exclusive():
+            if not self._ours() and any(m.target == str(self._dir) for m in read_mounts()):
+                umount(self._dir, MNT_DETACH)  # our own lock file below keeps it busy
+        return gone
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with locked(self._lock):
+            yield
+
+    def _ours(self) -> dict[str, Mount]:
+        found: dict[str, Mount] = {}
+        for one in read_mounts():
+            target = Path(one.target)
+            if one.fs_type == "erofs" and target.parent == self._dir and len(target.name) == 64:
+                found[target.name] = one
+        return found
+
+    def _mounted(self, root: str, blob: Path) -> Path:
+        target = self._dir / root
+        found = self._ours().get(root)
+        if found is not None:
+            if Path(backing_file(found)).name == blob.name:
+                return target
+            raise ImageError("conflict", f"{target} is a mount of {backing_file(found)}, not of {blob}", "unmount it")
+        self._make_private()
+        target.mkdir(mode=0o755, exist_ok=True)
+        if not self._force_loop:
+            try:
+                mount_fs(str(blob), target, "erofs", _FLAGS)
+                return target
+            except SyscallError as err:
+                # ENOTBLK: the kernel is older than 6.12, or the store lies on a stacked file system.
+                if err.errno != errno.ENOTBLK:
+                    raise
+        with loop_device(blob) as device:
+            mount_fs(device, target, "erofs", _FLAGS)
+        return target
+
+    def _make_private(self) -> None:
+        """Be a private mount of our own, so that no mount here shows up (and stays busy) in other namespaces."""
+        here = [m for m in read_mounts() if m.target == str(self._dir)]
+        if not here:
+            mount_fs(str(self._dir), self._dir, None, MS_BIND)
+        if not here or here[-1].shared:
+            mount_fs("none", self._dir, None, MS_PRIVATE)

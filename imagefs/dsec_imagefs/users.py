@@ -1,0 +1,71 @@
+"""Who uses which image root, as files: ``users/<root hex>/<user>@<image digest>``, so that it outlives every process."""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from typing import TYPE_CHECKING
+
+from dsec_imagefs.durable import sync_directory
+from dsec_imagefs.errors import ImageError
+from dsec_imagefs.image import digest_hex
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Users:
+    """The notes below one directory. Adding is durable before it returns; everything is idempotent."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, root: str, user: str, digest: str) -> bool:
+        """Note a user of an image whose root has this hex; False when it is noted already."""
+        folder = self._path / root
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path = folder / _key(user, digest)
+        if path.exists():
+            return False
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        sync_directory(folder)
+        return True
+
+    def remove(self, user: str, digest: str) -> None:
+        """Forget a user of an image, whatever became of the image."""
+        key = _key(user, digest)
+        for folder in self._path.iterdir():
+            (folder / key).unlink(missing_ok=True)
+
+    def retain_only(self, users: set[str]) -> int:
+        """Forget everybody else; returns how many notes went."""
+        removed = 0
+        for folder in self._path.iterdir():
+            for path in folder.iterdir():
+                if _user(path.name) not in users:
+                    path.unlink(missing_ok=True)
+                    removed += 1
+        return removed
+
+    def of(self, root: str) -> frozenset[str]:
+        """Users of a root."""
+        folder = self._path / root
+        return frozenset(_user(path.name) for path in folder.iterdir()) if folder.is_dir() else frozenset()
+
+    def roots(self) -> set[str]:
+        """Hex of every root that has a user."""
+        return {folder.name for folder in self._path.iterdir() if any(folder.iterdir())}
+
+
+def _key(user: str, digest: str) -> str:
+    """A note's name holds the image as well: one user may use two images that share a root."""
+    name = urllib.parse.quote(user, safe="")
+    if not name or len(name) > 200 or name.startswith("."):
+        raise ImageError(
+            "bad_name", f"{user!r} can't be a user of an image", "1-200 characters, no leading dot", "user"
+        )
+    return f"{name}@{digest_hex(digest)[:16]}"
+
+
+def _user(key: str) -> str:
+    return urllib.parse.unquote(key.rpartition("@")[0])
