@@ -45,8 +45,8 @@ def table_name(node: str) -> str:
 
 
 def link_prefix(node: str) -> str:
-    """What the names of this node's host-side links begin with: 9 of the 15 characters that a link name may have."""
-    return f"ds{hashlib.sha256(node.encode()).hexdigest()[:6]}."
+    """What the names of this node's host-side links begin with: 10 of the 15 characters that a link name may have."""
+    return f"ds-{hashlib.sha256(node.encode()).hexdigest()[:6]}."
 
 
 def render_table(node: str, *, subnet: str = SANDBOX_SUBNET, resolvers: Sequence[str] = ()) -> str:
