@@ -1,4 +1,4 @@
-"""Thousands of create and kill cycles: descriptors, threads, memory, mounts, namespaces, cgroups and links stay flat."""
+"""Thousands of create and kill cycles: descriptors, threads, memory, mounts, cgroups and links stay flat."""
 
 from __future__ import annotations
 

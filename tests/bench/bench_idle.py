@@ -1,7 +1,7 @@
 """Memory of idle sandboxes and how many stand at once, still answering execs.
 
-Measured as the fall of MemAvailable over the whole machine divided by the count, page cache of the image excluded because
-it was read before; so kernel memory (cgroups, namespaces, mounts, sockets) and our daemons' growth are all in it.
+Measured as the fall of MemAvailable over the whole machine divided by the count; the image was read before, so its page
+cache is not in it, but kernel memory (cgroups, namespaces, mounts, sockets) and our daemons' growth are.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ async def _measure(bench: Any, machine: Any) -> dict[str, Any]:
         await asyncio.sleep(2)
         before, daemons = available_kib(), machine.footprint()
         began = time.perf_counter()
-        groups = []
-        for _ in range(count // BATCH):
-            groups.append(await AsyncSandbox.create_many(BATCH, bench.image, client=client, timeout_s=3600, **SPEC))
+        groups = [
+            await AsyncSandbox.create_many(BATCH, bench.image, client=client, **SPEC) for _ in range(count // BATCH)
+        ]
         took_s = time.perf_counter() - began
         await asyncio.sleep(2)
         each = (before - available_kib()) / count
