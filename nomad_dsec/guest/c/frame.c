@@ -94,9 +94,9 @@ enum parse header_parse(const uint8_t *at, size_t size, struct header *out)
 	if (at[5] || at[6] || at[7])
 		return PARSE_BAD;
 	uint32_t bound = MAX_SMALL;
-	if (out->type == F_EXEC)
+	if (out->type == FR_EXEC)
 		bound = MAX_PAYLOAD;
-	else if (out->type == F_DATA)
+	else if (out->type == FR_DATA)
 		bound = MAX_DATA;
 	return out->length <= bound ? PARSE_OK : PARSE_BAD;
 }
@@ -256,7 +256,7 @@ void nest_end(struct buffer *b, size_t position)
 
 void put_error(struct buffer *b, uint32_t stream, const char *code, const char *field, int error, const char *message)
 {
-	size_t frame = frame_begin(b, F_ERROR, stream);
+	size_t frame = frame_begin(b, FR_ERROR, stream);
 	put_string(b, T_CODE, code);
 	put_string(b, T_MESSAGE, message);
 	if (field && *field)

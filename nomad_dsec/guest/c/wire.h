@@ -42,7 +42,7 @@
 	X(FILES, 75, I) X(CLOCK_NS, 80, I) X(ENTROPY, 81, B) X(ATTEMPT, 82, N) X(ARG, 83, I) X(EXPECT, 84, I)
 
 enum {
-#define X(name, number) F_##name = number,
+#define X(name, number) FR_##name = number,
 	FRAMES_IN(X) FRAMES_OUT(X)
 #undef X
 #define X(name, number, kind) T_##name = number,
