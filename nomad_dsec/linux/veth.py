@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ _HOST_SYSCTLS: Final = (("ipv6", "disable_ipv6", "1"), ("ipv4", "rp_filter", "1"
 
 
 class Links:
-    """An rtnetlink socket of the host's namespace. Not shared between threads."""
+    """An rtnetlink socket of the caller's namespace. For one thread, which runs no event loop (pyroute2 brings its own)."""
 
     def __init__(self) -> None:
         self._route = IPRoute()
@@ -56,5 +57,5 @@ class Links:
 
     @staticmethod
     def names(prefix: str) -> list[str]:
-        """Links of the host's namespace whose name begins so."""
-        return sorted(path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith(prefix))
+        """Links of the caller's namespace whose name begins so."""
+        return sorted(name for _, name in socket.if_nameindex() if name.startswith(prefix))

@@ -63,9 +63,7 @@ class KernelV1:
 @given(old=st.integers(1 << 20, 1 << 40), new=st.integers(1 << 20, 1 << 40))
 def test_memory_may_be_raised_and_lowered(old: int, new: int) -> None:
     kernel = KernelV1(old)
-    for controller, name, value in limit_writes_v1(
-        Limits(cpus=1, memory_bytes=new, pids=1), idle=True, memsw=True
-    ):
+    for controller, name, value in limit_writes_v1(Limits(cpus=1, memory_bytes=new, pids=1), idle=True, memsw=True):
         if controller == "memory":
             kernel.write(name, value)
     assert (kernel.limit, kernel.memsw) == (new, new)
