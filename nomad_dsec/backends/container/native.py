@@ -1,4 +1,4 @@
-"""The native launcher: one small C process (`dsec-init launch`) per daemon that starts sandboxes from lists of operations.
+"""The native launcher: one small C process (`dsec-init launch`) per daemon starts sandboxes from lists of operations.
 
 It is a child of ours and ends with us; what it starts does not. It runs from a sealed memfd, so that nothing in a
 sandbox can reach and overwrite the program that the host runs (CVE-2019-5736). The protocol is in guest/c/launch.c.
@@ -276,8 +276,8 @@ def _open_all(plan: Plan, spec: ContainerSpec, slot: Slot, listen_fd: int, opene
         procs_fd(name): (f"{path}/cgroup.procs", os.O_WRONLY) for name, path in slot.cgroup.paths.items()
     }
     if isinstance(spec.upper, DirUpper):
-        paths[UPPER] = (str(spec.upper.upper), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-        paths[WORK] = (str(spec.upper.work), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        paths[UPPER] = (str(spec.upper.upper), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        paths[WORK] = (str(spec.upper.work), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     trees = {ROOTFS: str(spec.rootfs)} | {mount_fd(i): str(mount.source) for i, mount in enumerate(spec.mounts)}
     fds: list[int] = []
     for name in plan.fds:

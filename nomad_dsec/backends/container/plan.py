@@ -177,7 +177,7 @@ def _tail(policy: CompiledPolicy, unified: bool) -> tuple[tuple[Op, ...], bytes]
         ops += [Op("pin", (path,)), Op("readonly", (path, 1, ATTR_RDONLY))]
     ops += [Op("mask", (path,)) for path in policy.masked_paths]
     ops += [Op("readonly", (p, 0, ATTR_RDONLY | SEALED)) for p in policy.read_only_paths if p != MOUNTED_READ_ONLY]
-    ops += [Op("oom_score", (OOM_PROTECT + 1000,)), Op("pivot")]
+    ops += [Op("oom_score", (OOM_PROTECT + 1000,)), Op("root")]
     ops += [Op("rlimit", (RESOURCES[name], soft, hard)) for name, soft, hard in policy.rlimits]
     ops.append(Op("enter_userns"))
     ops += [Op("sysctl", (name.replace(".", "/"), value)) for name, value in policy.sysctls]

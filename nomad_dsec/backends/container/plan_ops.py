@@ -46,7 +46,7 @@ OPERATIONS: Final[Mapping[str, tuple[int, tuple[tuple[str, str], ...]]]] = {
     "bind": (13, (("source", "f"), ("target", "s"), ("attributes", "n"))),
     "mask": (14, (("path", "s"),)),
     "readonly": (15, (("path", "s"), ("required", "n"), ("attributes", "n"))),
-    "pivot": (16, ()),
+    "root": (16, ()),
     "rlimit": (17, (("resource", "n"), ("soft", "n"), ("hard", "n"))),
     "oom_score": (18, (("score_plus_1000", "n"),)),
     "enter_userns": (19, ()),

@@ -7,8 +7,8 @@
  * PID 1 of the sandbox. It is no one's child in any way that matters: when the daemon dies this process ends at the
  * end of the socket, and the sandboxes live on.
  *
- * It lives in a mount namespace of its own that holds nothing of the host but procfs, so that copying it is cheap and
- * a sandbox that is half built could see nothing. */
+ * It lives in a mount namespace of its own that holds nothing but an empty tmpfs, so that copying it is cheap and there is
+ * nothing of the host in it; its procfs is a detached mount, reached by descriptor only. */
 #include "launch.h"
 
 #include "init.h"
@@ -54,20 +54,27 @@ static int die(const char *what)
 	return 1;
 }
 
-/* A root of our own: a small tmpfs with procfs, the sources of masks, and places to mount on. */
+static int proc_fd = -1;
+
+/* A root of our own: a small tmpfs with the sources of masks and places to mount on. */
 static int enter_scratch(void)
 {
 	if (unshare(CLONE_NEWNS))
 		return die("unshare");
 	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
 		return die("make mounts private");
-	if (mount("dsec", "/proc", "tmpfs", MS_NOSUID | MS_NOEXEC, "size=64k,nr_inodes=32,mode=755"))
-		return die("tmpfs");
-	if (chdir("/proc") || mkdir("proc", 0755) || mkdir("lower", 0755) || mkdir("upper", 0700) || mkdir("root", 0755) ||
-	    mkdir("empty", 0555) || mknod("null", S_IFCHR | 0666, makedev(1, 3)) || chmod("null", 0666))
-		return die("scratch root");
-	if (mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL))
+	int fs = fsopen("proc", FSOPEN_CLOEXEC);
+	if (fs < 0 || fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) ||
+	    (proc_fd = fsmount(fs, FSMOUNT_CLOEXEC, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC)) < 0)
 		return die("procfs");
+	close(fs);
+	if (mount("dsec", "/proc", "tmpfs", MS_NOSUID | MS_NOEXEC, "size=64k,nr_inodes=32,mode=755") || chdir("/proc"))
+		return die("tmpfs");
+	if (mkdir("proc", 0555) || mkdir("lower", 0755) || mkdir("upper", 0700) || mkdir("root", 0755) || mkdir("empty", 0555) ||
+	    mknod("null", S_IFCHR | 0666, makedev(1, 3)))
+		return die("scratch root");
+	if (mount(NULL, "/proc", NULL, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NOEXEC, NULL))
+		return die("read-only scratch root");
 	if (syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/"))
 		return die("pivot_root");
 	return 0;
@@ -75,7 +82,7 @@ static int enter_scratch(void)
 
 static int write_file(const char *path, const char *text)
 {
-	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	int fd = openat(proc_fd, path, O_WRONLY | O_CLOEXEC);
 	if (fd < 0)
 		return -1;
 	ssize_t wrote = write(fd, text, strlen(text));
@@ -100,12 +107,12 @@ static int make_userns(uint64_t base, uint64_t count)
 		return -1;
 	int fd = -1;
 	snprintf(map, sizeof(map), "0 %llu %llu\n", (unsigned long long)base, (unsigned long long)count);
-	snprintf(path, sizeof(path), "/proc/%d/uid_map", holder);
+	snprintf(path, sizeof(path), "%d/uid_map", holder);
 	if (write_file(path, map) == 0) {
-		snprintf(path, sizeof(path), "/proc/%d/gid_map", holder);
+		snprintf(path, sizeof(path), "%d/gid_map", holder);
 		if (write_file(path, map) == 0) {
-			snprintf(path, sizeof(path), "/proc/%d/ns/user", holder);
-			fd = open(path, O_RDONLY | O_CLOEXEC);
+			snprintf(path, sizeof(path), "%d/ns/user", holder);
+			fd = openat(proc_fd, path, O_RDONLY | O_CLOEXEC);
 		}
 	}
 	int saved = errno;
@@ -123,6 +130,21 @@ static void close_all(const int *fds, int count)
 			close(fds[i]);
 }
 
+static void close_between(int first, int last)
+{
+	if (first <= last)
+		syscall(SYS_close_range, (unsigned)first, (unsigned)last, 0);
+}
+
+/* Close all above 2 but these two, close_range(2) (Linux 5.9). */
+static void keep_only(int one, int other)
+{
+	int low = one < other ? one : other, high = one < other ? other : one;
+	close_between(3, low - 1);
+	close_between(low + 1 > 3 ? low + 1 : 3, high - 1);
+	syscall(SYS_close_range, (unsigned)high + 1, ~0u, 0);
+}
+
 /* The new PID 1. Nothing of the launcher but its code is left when init_serve begins. */
 static _Noreturn void run_sandbox(struct launch *l, struct plan *p, uint8_t *bytes, size_t size, int status)
 {
@@ -135,8 +157,8 @@ static _Noreturn void run_sandbox(struct launch *l, struct plan *p, uint8_t *byt
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	prctl(PR_SET_NAME, "dsec-init", 0, 0, 0);
 	setsid();
-	umask(022);
 	dup2(0, 2); /* the launcher's stderr is the host's */
+	umask(0); /* operations give whole modes */
 	int failed = carry_out(l, p, report, now_us());
 	uint64_t caps = l->exec_caps;
 	munmap(bytes, size);
@@ -144,16 +166,14 @@ static _Noreturn void run_sandbox(struct launch *l, struct plan *p, uint8_t *byt
 	if (write(status, failed ? "E" : "R", 1) != 1 || failed)
 		_exit(125);
 
+	umask(022);
+	/* Nothing but the two descriptors of the sandbox is left: a leaked one would be a way out (CVE-2024-21626). */
 	init_options_default(&options);
 	options.listen_fd = l->listen_fd;
 	options.cgroup_fd = l->cgroup_fd;
+	keep_only(l->listen_fd, l->cgroup_fd);
 	options.exec_caps = caps;
 	options.flags = l->exec_flags;
-	/* Everything else goes: init_serve keeps only what the options name, but must not be trusted with it. */
-	for (int i = 0; i < l->nfds; i++)
-		if (l->fds[i] != l->listen_fd && l->fds[i] != l->cgroup_fd)
-			close(l->fds[i]);
-	close_all((int[]){status, l->userns_fd, l->root_fd, l->upper_fd, l->sysctl_fd, l->landlock_fd}, 6);
 	_exit(init_serve(&options));
 }
 
@@ -295,8 +315,12 @@ int launch_main(int argc, char **argv)
 	if (null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0)
 		return die("/dev/null");
 	close(null);
-	if (fcntl(control, F_SETFD, FD_CLOEXEC))
+	if (control < 3 || fcntl(control, F_SETFD, FD_CLOEXEC))
 		return die("control descriptor");
+	/* Whatever else the daemon's environment left open is not for sandboxes. */
+	if (control > 3)
+		syscall(SYS_close_range, 3u, (unsigned)control - 1, 0);
+	syscall(SYS_close_range, (unsigned)control + 1, ~0u, 0);
 	prctl(PR_SET_NAME, "dsec-launch", 0, 0, 0);
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	signal(SIGPIPE, SIG_IGN);

@@ -60,7 +60,7 @@ struct launch {
 	int nfds;
 	int userns_fd;
 	int root_fd;    /* O_PATH on the sandbox's root mount */
-	int upper_fd;   /* O_PATH on directory that holds u/ and w/ of a tmpfs upper */
+	int upper_fd;   /* the detached tmpfs that holds u/ and w/, when the upper layer is in memory */
 	int sysctl_fd;  /* O_PATH on sys/ of the sandbox's own proc, from below the read-only bind */
 	int landlock_fd;
 	int listen_fd;
@@ -75,6 +75,7 @@ struct launch {
 #define SCRATCH_LOWER "/lower"
 #define SCRATCH_UPPER "/upper"
 #define SCRATCH_ROOT "/root"
+#define SCRATCH_PROC "/proc"
 #define SCRATCH_NULL "/null"
 #define SCRATCH_EMPTY "/empty"
 
@@ -106,7 +107,7 @@ enum op_code {
 	OP_BIND = 13,        /* n fd of a detached mount, s target, n attributes to set */
 	OP_MASK = 14,        /* s path */
 	OP_READONLY = 15,    /* s path, n must exist, n attributes to set */
-	OP_PIVOT = 16,       /* - */
+	OP_ROOT = 16,        /* - */
 	OP_RLIMIT = 17,      /* n resource, n soft, n hard */
 	OP_OOM_SCORE = 18,   /* n score + 1000 */
 	OP_ENTER_USERNS = 19,/* - */
@@ -135,7 +136,7 @@ int op_bind(struct launch *l, const struct op *op);
 int op_mask(struct launch *l, const struct op *op);
 int op_readonly(struct launch *l, const struct op *op);
 int op_remount(struct launch *l, const struct op *op);
-int op_pivot(struct launch *l, const struct op *op);
+int op_root(struct launch *l, const struct op *op);
 int op_file(struct launch *l, const struct op *op);
 int op_pin(struct launch *l, const struct op *op);
 

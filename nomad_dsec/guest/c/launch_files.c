@@ -91,10 +91,8 @@ static int pin_one(struct launch *l, int dir, const char *name)
 	struct stat parent, entry;
 	if (fstat(dir, &parent) || fstatat(dir, name, &entry, AT_SYMLINK_NOFOLLOW))
 		return fail(l, name);
-	char self[32];
-	snprintf(self, sizeof(self), "/proc/self/fd/%d", dir);
 	gid_t base = (gid_t)l->uid_base;
-	if (parent.st_uid != 0 && (fchownat(dir, "", 0, base, AT_EMPTY_PATH) || chmod(self, (parent.st_mode & 07777) | 01020)))
+	if (parent.st_uid != 0 && (fchown(dir, 0, base) || fchmod(dir, (parent.st_mode & 07777) | 01020)))
 		return fail(l, name);
 	if (!S_ISREG(entry.st_mode) && entry.st_uid != 0 &&
 	    (fchownat(dir, name, 0, base, AT_SYMLINK_NOFOLLOW) ||
@@ -130,7 +128,7 @@ int op_pin(struct launch *l, const struct op *op)
 			memmove(todo, rest, strlen(rest) + 1);
 			continue;
 		}
-		int dir = path_open(l, done, O_PATH | O_DIRECTORY, STRICT);
+		int dir = path_open(l, done, O_RDONLY | O_DIRECTORY, STRICT);
 		if (dir < 0)
 			return -1;
 		int result = pin_one(l, dir, part);

@@ -91,8 +91,6 @@ int op_tmpfs_upper(struct launch *l, const struct op *op)
 	int mount = new_mount(l, "tmpfs", options, MOUNT_ATTR_NODEV);
 	if (mount < 0)
 		return -1;
-	if (move_mount(mount, "", AT_FDCWD, SCRATCH_UPPER, MOVE_MOUNT_F_EMPTY_PATH))
-		return close_with(mount, fail(l, "move_mount"));
 	if (mkdirat(mount, "u", 0755) || mkdirat(mount, "w", 0700))
 		return close_with(mount, fail(l, "mkdir"));
 	l->upper_fd = mount;
@@ -109,49 +107,69 @@ int op_idmap(struct launch *l, const struct op *op)
 }
 
 /* The root of the upper layer is what stat("/") shows: it takes mode and owner of the image's root. */
-static int copy_root_attributes(struct launch *l, int upper)
+static int copy_root_attributes(struct launch *l, int lower, int upper)
 {
 	struct stat root;
-	if (stat(SCRATCH_LOWER, &root) || fchownat(upper, "", root.st_uid, root.st_gid, AT_EMPTY_PATH))
+	if (fstat(lower, &root) || fchown(upper, root.st_uid, root.st_gid) || fchmod(upper, root.st_mode & 07777))
 		return fail(l, "upper root");
-	char path[32];
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", upper);
-	return chmod(path, root.st_mode & 07777) ? fail(l, "upper root") : 0;
+	return 0;
 }
 
-static int layer_option(struct launch *l, int fs, const char *key, const char *path, int fd)
+/* Layers by descriptor, which Linux 6.13 takes, and detached, which 6.15 takes. EINVAL: neither. */
+static int layers_by_fd(int fs, int lower, int upper, int work)
 {
-	char text[32];
-	if (!path) {
-		snprintf(text, sizeof(text), "/proc/self/fd/%d", fd);
-		path = text;
+	return fsconfig(fs, FSCONFIG_SET_FD, "lowerdir+", NULL, lower) || fsconfig(fs, FSCONFIG_SET_FD, "upperdir", NULL, upper) ||
+	       fsconfig(fs, FSCONFIG_SET_FD, "workdir", NULL, work) || fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
+}
+
+/* For older kernels: attached in our namespace and by path. What they are attached to ends up below the root. */
+static int layers_by_path(struct launch *l, int fs, int lower, int upper, int work, int from_tmpfs)
+{
+	char upper_path[32] = SCRATCH_UPPER "/u", work_path[32] = SCRATCH_UPPER "/w";
+	int at = from_tmpfs ? l->upper_fd : new_mount(l, "proc", "", 0);
+	if (move_mount(lower, "", AT_FDCWD, SCRATCH_LOWER, MOVE_MOUNT_F_EMPTY_PATH) || at < 0 ||
+	    move_mount(at, "", AT_FDCWD, from_tmpfs ? SCRATCH_UPPER : SCRATCH_PROC, MOVE_MOUNT_F_EMPTY_PATH))
+		return -1;
+	if (!from_tmpfs) {
+		close(at);
+		snprintf(upper_path, sizeof(upper_path), SCRATCH_PROC "/self/fd/%d", upper);
+		snprintf(work_path, sizeof(work_path), SCRATCH_PROC "/self/fd/%d", work);
 	}
-	return fsconfig(fs, FSCONFIG_SET_STRING, key, path, 0) ? fail(l, key) : 0;
+	return fsconfig(fs, FSCONFIG_SET_STRING, "lowerdir", SCRATCH_LOWER, 0) ||
+	       fsconfig(fs, FSCONFIG_SET_STRING, "upperdir", upper_path, 0) ||
+	       fsconfig(fs, FSCONFIG_SET_STRING, "workdir", work_path, 0) || fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
+}
+
+static int open_overlay(void)
+{
+	int fs = fsopen("overlay", FSOPEN_CLOEXEC);
+	if (fs >= 0)
+		fsconfig(fs, FSCONFIG_SET_STRING, "source", "overlay", 0);
+	return fs;
 }
 
 int op_overlay(struct launch *l, const struct op *op)
 {
+	const int directory = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 	int lower = fd_at(l, op->f[0].number);
 	int from_tmpfs = op->f[1].number == NO_FD;
-	int upper = from_tmpfs ? openat(l->upper_fd, "u", O_PATH | O_CLOEXEC) : fd_at(l, op->f[1].number);
-	int work = from_tmpfs ? openat(l->upper_fd, "w", O_PATH | O_CLOEXEC) : fd_at(l, op->f[2].number);
+	int upper = from_tmpfs ? openat(l->upper_fd, "u", directory) : fd_at(l, op->f[1].number);
+	int work = from_tmpfs ? openat(l->upper_fd, "w", directory) : fd_at(l, op->f[2].number);
 	if (lower < 0 || upper < 0 || work < 0)
 		return fail(l, "layers");
-	/* Layers have to be attached in our namespace: overlayfs refuses detached ones before Linux 6.15. */
-	if (move_mount(lower, "", AT_FDCWD, SCRATCH_LOWER, MOVE_MOUNT_F_EMPTY_PATH))
-		return fail(l, "move_mount");
-	if (copy_root_attributes(l, upper))
-		return -1;
-	int fs = fsopen("overlay", FSOPEN_CLOEXEC);
+	int fs = copy_root_attributes(l, lower, upper) ? -1 : open_overlay();
 	if (fs < 0)
 		return fail(l, "fsopen");
-	fsconfig(fs, FSCONFIG_SET_STRING, "source", "overlay", 0);
-	if (layer_option(l, fs, "lowerdir", SCRATCH_LOWER, -1) ||
-	    layer_option(l, fs, "upperdir", from_tmpfs ? SCRATCH_UPPER "/u" : NULL, upper) ||
-	    layer_option(l, fs, "workdir", from_tmpfs ? SCRATCH_UPPER "/w" : NULL, work))
-		return close_with(fs, -1);
-	if (fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0))
-		return close_with(fs, fail(l, "create file system"));
+	if (layers_by_fd(fs, lower, upper, work)) {
+		close(fs);
+		fs = errno == EINVAL ? open_overlay() : -1;
+		if (fs < 0 || layers_by_path(l, fs, lower, upper, work, from_tmpfs))
+			return fail(l, "create file system");
+	}
+	if (from_tmpfs) {
+		close(upper);
+		close(work);
+	}
 	int mount = fsmount(fs, FSMOUNT_CLOEXEC, (unsigned)op->f[3].number);
 	close_with(fs, 0);
 	if (mount < 0)
@@ -271,15 +289,16 @@ int op_remount(struct launch *l, const struct op *op)
 	return close_with(at, set_attributes(l, at, op->f[1].number));
 }
 
-int op_pivot(struct launch *l, const struct op *op)
+/* Take the root. The mount is moved over the launcher's empty tmpfs rather than pivoted: to unmount an old root costs a
+ * grace period of a millisecond, and there is nothing in that one to hide. ".." stops at the mount's root, since below
+ * lies only the root of the namespace (path_lookup, choose_mountpoint), and to move or unmount takes CAP_SYS_ADMIN in
+ * the host's user namespace, which owns this mount namespace. */
+int op_root(struct launch *l, const struct op *op)
 {
 	(void)op;
 	if (fchdir(l->root_fd))
 		return fail(l, "chdir");
-	if (syscall(SYS_pivot_root, ".", "."))
-		return fail(l, "pivot_root");
-	/* The old root is stacked on the new one here: pivot_root(2), "pivot_root(".", ".")". */
-	if (umount2(".", MNT_DETACH))
-		return fail(l, "umount2");
-	return chdir("/") ? fail(l, "chdir") : 0;
+	if (move_mount(l->root_fd, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH))
+		return fail(l, "move_mount");
+	return chroot(".") || chdir("/") ? fail(l, "chroot") : 0;
 }

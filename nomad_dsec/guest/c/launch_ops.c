@@ -57,7 +57,7 @@ static const struct op_kind KINDS[] = {
 	{OP_BIND, "nsn", op_bind},
 	{OP_MASK, "s", op_mask},
 	{OP_READONLY, "snn", op_readonly},
-	{OP_PIVOT, "", op_pivot},
+	{OP_ROOT, "", op_root},
 	{OP_RLIMIT, "nnn", op_rlimit},
 	{OP_OOM_SCORE, "n", op_oom_score},
 	{OP_ENTER_USERNS, "", op_enter_userns},
