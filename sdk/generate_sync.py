@@ -4,8 +4,8 @@
     python sdk/generate_sync.py --check    exits 1 when the committed file is not what would be written
 
 Each twin holds its async original and runs it on one background event loop (libdsec/_loop.py). A method is copied by
-its signature and docstring: `async def` waits for the result, an async generator becomes an iterator, and results of the
-classes below are wrapped in their twins.
+its signature and docstring: `async def` waits for the result, an async generator becomes an iterator, and results of
+the classes below are wrapped in their twins.
 """
 
 from __future__ import annotations

@@ -207,13 +207,16 @@ class Transport:
             connector = aiohttp.UnixConnector(self._unix_path, limit=limit, keepalive_timeout=30)
         else:
             connector = aiohttp.TCPConnector(limit=limit, keepalive_timeout=30, ttl_dns_cache=60)
-        return aiohttp.ClientSession(
+        session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers,
             skip_auto_headers=("User-Agent", "Accept-Encoding"),
             auto_decompress=False,
         )
+        # aiohttp sends every PUT again after a cut, which would append twice; it has no public switch for that
+        session._retry_connection = False
+        return session
 
     def _cut(self, method: str, path: str, error: Exception) -> Cut:
         import aiohttp

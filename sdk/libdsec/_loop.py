@@ -39,6 +39,8 @@ class _Background:
             asyncio.run_coroutine_threadsafe(self.loop.shutdown_asyncgens(), self.loop).result(_STOP_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_STOP_S)
+        if not self._thread.is_alive():
+            self.loop.close()
 
 
 def _loop() -> asyncio.AbstractEventLoop:
@@ -49,6 +51,16 @@ def _loop() -> asyncio.AbstractEventLoop:
             _running = _Background()
             atexit.register(_running.stop)
         return _running.loop
+
+
+def stop() -> None:
+    """Close the default client's connections and end the background thread; a later call starts another."""
+    global _running
+    with _lock:
+        background, _running = _running, None
+    if background is not None:
+        atexit.unregister(background.stop)
+        background.stop()
 
 
 def _forked() -> None:
