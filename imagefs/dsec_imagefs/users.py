@@ -1,4 +1,4 @@
-"""Who uses which image root, as files: ``users/<root hex>/<user>@<image digest>``, so that it outlives every process."""
+"""Who uses which image root, as files ``users/<root hex>/<user>@<image digest>``; they outlive every process."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ def _key(user: str, digest: str) -> str:
     """A note's name holds the image as well: one user may use two images that share a root."""
     name = urllib.parse.quote(user, safe="")
     if not name or len(name) > 200 or name.startswith("."):
-        raise ImageError(
-            "bad_name", f"{user!r} can't be a user of an image", "1-200 characters, no leading dot", "user"
-        )
+        raise ImageError("bad_name", f"{user!r} can't be a user of an image", "1-200 characters, no dot first", "user")
     return f"{name}@{digest_hex(digest)[:16]}"
 
 

@@ -6,10 +6,11 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsec_imagefs.blob import FdReader
 from dsec_imagefs.erofs.xattr import split_name
 from dsec_imagefs.errors import ImageError, show_name
 from dsec_imagefs.sources.base import Material, Work
@@ -38,31 +39,6 @@ class _PathContent:
             os.close(fd)
             raise ImageError("bad_source", f"{show_name(self.path)} was replaced while it was being imported")
         return FdReader(fd, show_name(self.path), owned=True)
-
-
-@dataclass(frozen=True, slots=True)
-class FdReader:
-    """Reads a descriptor by position; `base` is where the file starts in it."""
-
-    fd: int
-    name: str
-    base: int = 0
-    owned: bool = field(default=False, kw_only=True)
-
-    def readinto(self, view: memoryview, offset: int) -> None:
-        """Fill the view; raises ImageError ``bad_source`` when the source ends first."""
-        at = self.base + offset
-        while view:
-            count = os.preadv(self.fd, [view], at)
-            if not count:
-                raise ImageError("bad_source", f"{self.name} ended {len(view)} bytes early", "is it being written to?")
-            at += count
-            view = view[count:]
-
-    def close(self) -> None:
-        """Close the descriptor if it is ours."""
-        if self.owned:
-            os.close(self.fd)
 
 
 def scan_directory(root: Path, root_fd: int, progress: Progress | None = None, note: Note | None = None) -> Node:
