@@ -73,7 +73,7 @@ for _tool in (
     "gdb",
 ):
     ability(_tool)(functools.partial(_has_tool, _tool))
-for _tool in ("fsck.erofs", "dump.erofs", "mkfs.erofs", "mkfs.btrfs", "qemu-system-x86_64", "terraform", "strace"):
+for _tool in ("fsck.erofs", "dump.erofs", "mkfs.erofs", "mkfs.btrfs", "mkfs.xfs", "qemu-system-x86_64", "terraform", "strace"):
     ability(_tool)(functools.partial(_has_tool, _tool))
 
 
@@ -100,6 +100,11 @@ def _erofs() -> str:
 @ability("overlay")
 def _overlay() -> str:
     return "" if "overlay" in Path("/proc/filesystems").read_text() else "the kernel has no overlay"
+
+
+@ability("xfs")
+def _xfs() -> str:
+    return "" if "\txfs\n" in Path("/proc/filesystems").read_text() else "the kernel has no xfs"
 
 
 @ability("btrfs")
