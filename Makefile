@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 BASETEMP := $(shell echo $${TMPDIR:-/tmp})/dsec-test-$(shell id -u)-$(shell echo $(CURDIR) | cksum | cut -d' ' -f1)
 
-.PHONY: demo test setup lint bench clean
+.PHONY: demo test setup lint bench clean proto
 
 setup:
 	.ci/setup
@@ -22,3 +22,6 @@ bench: setup
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis nomad_dsec/guest/bin demo-report
+
+proto:
+	cd plugins && ../$(PY) -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. dsec_plugins/proto/*.proto dsec_plugins/goplugin/wire.proto

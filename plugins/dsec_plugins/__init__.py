@@ -1,0 +1,1 @@
+"""Nomad task drivers in Python: shims that bring each verb to the node daemon's Unix socket."""
