@@ -8,13 +8,15 @@ import secrets
 import shutil
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.errors import ImageError
+from dsec_imagefs.mountinfo import read_mounts
+from dsec_imagefs.syscalls import MNT_DETACH, umount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 LOCK_DEADLINE_S = 120.0
 _POLL_S = 0.02
@@ -76,6 +78,14 @@ def try_lock(fd: int) -> bool:
     return True
 
 
+def _remove(here: Path) -> None:
+    """Remove a scratch directory; memory file systems mounted in it are dropped whole, never walked."""
+    for one in reversed(read_mounts()):
+        if one.target.startswith(f"{here}/"):
+            umount(Path(one.target), MNT_DETACH)
+    shutil.rmtree(here, ignore_errors=True)
+
+
 class Scratch:
     """The store's ``tmp``: one directory an import, each with a lock held as long as its owner lives."""
 
@@ -94,7 +104,7 @@ class Scratch:
         try:
             yield here
         finally:
-            shutil.rmtree(here, ignore_errors=True)
+            _remove(here)
             os.close(fd)
 
     def sweep(self) -> int:
@@ -107,7 +117,7 @@ class Scratch:
                     try:
                         if not try_lock(fd):
                             continue
-                        shutil.rmtree(here, ignore_errors=True)
+                        _remove(here)
                     finally:
                         os.close(fd)
                 else:

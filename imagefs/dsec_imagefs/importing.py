@@ -34,11 +34,11 @@ class Importer:
     store: ImageStore
     limits: Limits
 
-    def run(self, source: str, name: str | None, *, progress: Progress | None, refresh: bool) -> Image:
+    def run(self, source: str, name: str | None, *, progress: Progress | None, refresh: bool, authfile: str) -> Image:
         """Do one import; see `ImageStore.import_image`."""
         if name is not None:
             normal_name(name)
-        chosen = parse_source(source)
+        chosen = parse_source(source, authfile=authfile)
         self.store.scratch.sweep()
         with self.store.scratch.directory() as tmp:
             work = Work(tmp=tmp, cache=self.store.root / "cache", limits=self.limits, report=progress)

@@ -91,6 +91,7 @@ class ImageStore:
         progress: Progress | None = None,
         refresh: bool = False,
         limits: Limits | None = None,
+        authfile: str = "",
     ) -> Image:
         """Import an image and point a name at it.
 
@@ -101,11 +102,13 @@ class ImageStore:
             progress: called as ``(stage, done, total)``.
             refresh: build anew what the cache could give.
             limits: bounds on what a source may unpack to.
+            authfile: a registry's credentials, containers-auth.json(5); by default skopeo's own places.
 
         Raises:
             ImageError: with the field at fault; nothing half-made stays.
         """
-        return Importer(self, limits or Limits()).run(source, name, progress=progress, refresh=refresh)
+        run = Importer(self, limits or Limits()).run
+        return run(source, name, progress=progress, refresh=refresh, authfile=authfile)
 
     def publish(self, image: Image, blob: Path, name: str | None) -> Image:
         """Move a finished (and synced) EROFS file in, then write the record, then the name."""

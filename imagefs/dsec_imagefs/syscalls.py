@@ -17,6 +17,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 MS_RDONLY = 0x1
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
+MS_NOATIME = 0x400
 MS_BIND = 0x1000
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 0x2

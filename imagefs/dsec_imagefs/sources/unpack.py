@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dsec_imagefs.sources.base import Work
 
 CHUNK_BYTES = 1 << 20
+MAX_WINDOW_BYTES = 1 << 27  # zstd's own limit unless told --long
+_ZSTD_SLICE = 1024  # input per call; four bytes can mean 128 KiB, and the call returns all of it at once
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = (0x184D2A50, 0x184D2A5F)  # zstd frames that say nothing, which zstd:chunked and seekable files have
@@ -42,18 +44,21 @@ class _Gzip:
         self._began = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        while data:
+        while True:
             if not self._began:
-                data = data.lstrip(b"\0") if self._inflate is not None else data
+                data = data.lstrip(b"\0")
                 if not data:
                     return
                 self._began = True
-            yield self._inflate.decompress(data, CHUNK_BYTES)
+            plain = self._inflate.decompress(data, CHUNK_BYTES)
+            yield plain
             data = self._inflate.unconsumed_tail
             if self._inflate.eof:
                 data = self._inflate.unused_data
                 self._inflate = zlib.decompressobj(wbits=31)
                 self._began = False
+            elif not data and len(plain) < CHUNK_BYTES:  # a full piece may have more behind it, without more input
+                return
 
     def finish(self) -> None:
         if self._began:
@@ -64,13 +69,17 @@ class _Zstd:
     """Frames one after another, skippable ones among them."""
 
     def __init__(self) -> None:
-        self._context = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+        self._context = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
         self._inflate = self._context.decompressobj()
         self._head = b""
         self._skip = 0
         self._began = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
+        for at in range(0, len(data), _ZSTD_SLICE):
+            yield from self._feed(data[at : at + _ZSTD_SLICE])
+
+    def _feed(self, data: bytes) -> Iterator[bytes]:
         while data:
             if self._skip:
                 cut = min(self._skip, len(data))
