@@ -307,15 +307,15 @@ def _child(pid: int) -> int | None:
 
 def _members(init: int) -> set[int]:
     """Every process in the pid namespace of `init`."""
-    with suppress(OSError):
-        namespace = os.readlink(f"/proc/{init}/ns/pid")
-        return {int(path.name) for path in Path("/proc").glob("[0-9]*") if _namespace(path) == namespace}
-    return set()
+    namespace = _namespace(Path(f"/proc/{init}"))
+    if not namespace:
+        return set()
+    return {int(path.name) for path in Path("/proc").glob("[0-9]*") if _namespace(path) == namespace}
 
 
 def _namespace(process: Path) -> str:
     try:
-        return os.readlink(process / "ns/pid")
+        return str((process / "ns/pid").readlink())
     except OSError:
         return ""
 

@@ -1,4 +1,4 @@
-"""What this node may promise and what it has promised. Pure. Grants (slices given by a cluster) will add to the totals."""
+"""What this node may promise and what it has promised. Pure. Slices granted by a cluster will add to the totals."""
 
 from __future__ import annotations
 

@@ -38,10 +38,11 @@ log = get_log(__name__)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Entry:
-    """One sandbox in memory. `row` is replaced by verbs.Door alone; everything else is what goes on around it.
+    """One sandbox in memory. `row` is replaced by door.Door alone; everything else is what goes on around it.
 
-    lock: held by the verb that changes the state. ending: set when its end has begun, so that execs in flight learn
-    why they were cut. ended: set when nothing of it is left. error: why its creation failed, for a repeated create.
+    lock: held by the verb that changes the state. ending: set when its end has begun and its reason stands, so that
+    execs in flight learn why they were cut. ended: set when nothing of it is left. error: why its creation failed,
+    for a repeated create. oom_kills: the highest count seen.
     """
 
     row: Row
@@ -72,6 +73,10 @@ class TaskRoom:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel all and wait until they have ended. Idempotent."""
         self._open = False
         while self._tasks:
             tasks = list(self._tasks)

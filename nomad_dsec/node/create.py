@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from libdsec.wire import NodeCreateRequest
 
     from nomad_dsec.backends.base import Backend
+    from nomad_dsec.model import Handle
     from nomad_dsec.node.core import Node
     from nomad_dsec.node.door import Door
     from nomad_dsec.node.images import ImageDefaults
     from nomad_dsec.node.supervisor import Supervisor
-    from nomad_dsec.model import Handle
 
 log = get_log(__name__)
 ABANDONED = "the one who asked for it went away before it was ready"
@@ -253,7 +253,7 @@ class Creator:
         except asyncio.CancelledError:
             entry.error = entry.error or PlatformError("create_cancelled", f"{row.id} was ended while it was made")
             raise
-        except Exception as error:  # noqa: BLE001 - the boundary of the verb
+        except Exception as error:
             entry.error = _named(error, row.id, steps.current)
             self._node.metrics.created(row.backend, entry.error.code)
             log.error("a create failed", sandbox=row.id, step=steps.current, error=repr(error))

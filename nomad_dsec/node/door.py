@@ -1,4 +1,4 @@
-"""The one door through which a sandbox changes state: checked, journaled, counted. And its end, which is always the same.
+"""The one door through which a sandbox changes state: checked, journaled, counted. Its end is always the same.
 
 Nothing else writes `Entry.row`.
 """
@@ -65,7 +65,6 @@ class Door:
         await asyncio.shield(entry.stopping)
 
     async def _end(self, entry: Entry, reason: str, message: str, end_state: State) -> None:
-        entry.ending.set()
         if entry.starting is not None and not entry.starting.done():
             entry.starting.cancel()
             await asyncio.wait([entry.starting])
@@ -75,6 +74,7 @@ class Door:
                 await self._write_anyway(
                     entry, state="stopping", reason=reason, message=message[:2000], end_state=end_state
                 )
+            entry.ending.set()
             self._node.failpoints.reach("stopping")
             await self._stop(entry)
             self._node.failpoints.reach("stopped")

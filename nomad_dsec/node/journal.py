@@ -73,7 +73,7 @@ class Journal:
             db.execute("PRAGMA synchronous=FULL")
             db.executescript(_SCHEMA)
             db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-            rows = [
+            rows: list[Row] = [
                 msgspec.json.decode(blob, type=Row) for (blob,) in db.execute("SELECT row FROM sandbox ORDER BY id")
             ]
         except (sqlite3.Error, msgspec.DecodeError) as error:

@@ -174,7 +174,7 @@ class Supervisor:
         try:
             async with asyncio.timeout(FINGERPRINT_S):
                 found = await self._node.backends[name].fingerprint()
-        except Exception as error:  # noqa: BLE001 - a backend that can't even tell is one that can't be used
+        except Exception as error:
             log.exception("a fingerprint failed", backend=name)
             found = BackendFingerprint(name=name, available=False, reason=f"its probe failed: {error!r}")
         self._found[name] = (now + FINGERPRINT_S, found)

@@ -169,7 +169,7 @@ class Verbs:
                 f"{verb}_failed", f"{entry.row.id} could not {verb}: {error}", details={"step": verb}
             ) from error
 
-    async def _set_times(self, sandbox: str, verb: str, **times: float) -> SandboxInfo:
+    async def _set_times(self, sandbox: str, verb: str, **times: Any) -> SandboxInfo:
         entry = self._node.entry(sandbox)
         async with entry.lock:
             self._check(entry, verb)
