@@ -47,12 +47,13 @@ void source_events(struct source *s, uint32_t events)
 	epoll_ctl(epoll_fd, EPOLL_CTL_MOD, s->fd, &e);
 }
 
+void source_forget(struct source *s) { epoll_ctl(epoll_fd, EPOLL_CTL_DEL, s->fd, NULL); }
+
 void source_close(struct source *s)
 {
 	if (s->fd < 0)
 		return;
-	/* A forked worker may for a moment hold a duplicate, which would keep the registration alive: remove it. */
-	epoll_ctl(epoll_fd, EPOLL_CTL_DEL, s->fd, NULL);
+	source_forget(s); /* a forked child may for a moment hold a duplicate, which would keep the registration alive */
 	close(s->fd);
 	s->fd = -1;
 }
@@ -85,7 +86,7 @@ static void reap(void)
 		if (pid <= 0)
 			return;
 		struct exec *e = execs;
-		while (e && (e->ended || e->pid != pid))
+		while (e && (e->reaped || e->pid != pid))
 			e = e->next;
 		if (e)
 			exec_reaped(e, status, &usage);
@@ -132,6 +133,8 @@ static int wait_ms(uint64_t *expected_us)
 	uint64_t next = execs_deadline(), now = now_us(), workers = workers_deadline();
 	if (workers < next)
 		next = workers;
+	if (conns_deadline() < next)
+		next = conns_deadline();
 	*expected_us = UINT64_MAX / 2;
 	if (next == UINT64_MAX)
 		return -1;
@@ -157,6 +160,7 @@ int loop_run(void)
 		}
 		execs_tick();
 		workers_tick();
+		conns_tick();
 		conns_flush();
 		while (later_count)
 			free(later[--later_count]);

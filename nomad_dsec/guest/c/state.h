@@ -28,6 +28,7 @@ struct source {
 };
 void source_add(struct source *s, int fd, uint32_t events, void (*ready)(struct source *, uint32_t));
 void source_events(struct source *s, uint32_t events);
+void source_forget(struct source *s); /* unwatch */
 void source_close(struct source *s); /* unwatch and close(2) */
 void loop_free_later(void *memory);  /* events of this round may still point to it */
 uint64_t now_us(void);		     /* CLOCK_MONOTONIC, less the time that we were frozen */
@@ -59,13 +60,17 @@ struct conn {
 	struct buffer in, out;
 	struct stream *streams[32];
 	unsigned stream_count;
-	bool greeted, permanent, closing, doomed, want_write, dirty;
+	uint32_t events;
+	uint64_t parked_until_us; /* permanent, and nobody on the other side: not watched */
+	bool greeted, permanent, closing, doomed, dirty;
 };
 
 void conn_accept(struct source *listener, uint32_t events);
 struct conn *conn_open(int fd, bool permanent);
 void conns_flush(void); /* at the end of each round: pump what became sendable, write */
 void conn_touch(struct conn *c);
+uint64_t conns_deadline(void);
+void conns_tick(void);
 struct stream *stream_new(struct conn *c, uint32_t id); /* NULL: an ERROR was sent */
 struct stream *stream_find(struct conn *c, uint32_t id);
 void stream_end(struct stream *s); /* unlink and free; detaches from exec or worker */
@@ -93,7 +98,7 @@ void tree_signal(const struct tree *t, pid_t leader, int signum);
 struct exec {
 	char id[65];
 	pid_t pid;
-	bool ended, timed_out, background, pty, out_open[2], stdin_open, stdin_close, draining;
+	bool ended, reaped, timed_out, background, pty, stdin_open, stdin_armed, stdin_close, draining;
 	int host_signal, status, slot;
 	struct source in, out[2];
 	struct exec *next;
@@ -117,7 +122,7 @@ void exec_forget(struct conn *c, uint32_t stream, struct span payload);
 struct exec *exec_find(const uint8_t *id, size_t size);
 void exec_free(struct exec *e);
 void execs_init(uint64_t log_bytes);
-void execs_trim(void);
+void exec_slot_free(struct exec *e);
 bool exec_make_room(void); /* a record more; forgets the oldest ended one */
 
 void exec_watch(struct exec *e, int in, int out, int err);
@@ -130,6 +135,14 @@ void exec_put_state(struct buffer *b, const struct exec *e);
 void exec_tree_event(struct source *s, uint32_t events);
 uint64_t execs_deadline(void); /* next time that execs_tick has something to do; UINT64_MAX: none */
 void execs_tick(void);
+
+/* ---- ends.c: the two ends of an exec's streams; -1 where there is none ---- */
+struct ends {
+	int in, out, err, child_in, child_out, child_err;
+};
+void ends_init(void);
+bool ends_open(struct ends *ends, struct span exec_payload);
+void close_all(int a, int b, int c); /* each once, whichever are the same or -1 */
 
 /* ---- child.c: between fork and exec ---- */
 struct slot {
