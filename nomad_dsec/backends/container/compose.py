@@ -1,0 +1,80 @@
+"""From what was asked (SandboxSpec) to what is made (ContainerSpec): defaults, sizes and names of one container. Pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nomad_dsec.backends.container.spec import MIB, ContainerSpec, DirUpper, Limits, TmpfsUpper
+from nomad_dsec.linux.upper import default_inodes
+
+if TYPE_CHECKING:
+    from dsec_policies.compiled import CompiledPolicy
+
+    from nomad_dsec.backends.container.spec import Upper
+    from nomad_dsec.linux.upper_layer import UpperLayer
+    from nomad_dsec.model import SandboxSpec
+
+SHM_MAX_BYTES: Final = 64 * MIB
+HOSTNAME_BYTES: Final = 63
+
+
+def layer_name(spec: SandboxSpec) -> str:
+    """The writable layer's name in its store: one an incarnation."""
+    return f"{spec.id}.{spec.incarnation}"
+
+
+def limits_of(spec: SandboxSpec) -> Limits:
+    """The sandbox's limits in bytes and cores."""
+    return Limits(
+        cpus=spec.cpus,
+        memory_bytes=spec.memory_mib * MIB,
+        pids=spec.pids,
+        best_effort=spec.qos == "best_effort",
+    )
+
+
+def tmpfs_bytes(spec: SandboxSpec) -> int:
+    """Size of a layer in memory. It is charged to the sandbox, so a disk as large as the memory would end in the OOM
+    killer instead of ENOSPC: a quarter of the memory, at least 16 MiB of it, stays for programs.
+    """
+    memory_mib = max(spec.memory_mib - max(spec.memory_mib // 4, 16), spec.memory_mib // 2)
+    return min(spec.disk_mib, memory_mib) * MIB
+
+
+def upper_of(spec: SandboxSpec, layer: UpperLayer) -> Upper:
+    """The writable layer as launchers take it."""
+    if layer.path:
+        return DirUpper(upper=Path(layer.upper), work=Path(layer.work))
+    size = tmpfs_bytes(spec)
+    return TmpfsUpper(size_bytes=size, inodes=default_inodes(size // MIB))
+
+
+def compose(
+    spec: SandboxSpec,
+    *,
+    compiled: CompiledPolicy,
+    rootfs: Path,
+    layer: UpperLayer,
+    uid_base: int,
+    run_dir: Path,
+    resolvers: tuple[str, ...],
+) -> ContainerSpec:
+    """Everything a launcher needs."""
+    return ContainerSpec(
+        id=spec.id,
+        incarnation=spec.incarnation,
+        rootfs=rootfs,
+        upper=upper_of(spec, layer),
+        limits=limits_of(spec),
+        policy=compiled,
+        uid_base=uid_base,
+        runtime_dir=run_dir,
+        hostname=(spec.hostname or spec.id)[-HOSTNAME_BYTES:].strip("-."),
+        env=spec.env,
+        cwd=spec.cwd or "/",
+        user=spec.user or "0",
+        shm_bytes=min(SHM_MAX_BYTES, spec.memory_mib * MIB // 2),
+        nameservers=resolvers if compiled.network == "open" else (),
+        secrets=spec.secrets,
+    )
