@@ -1,7 +1,7 @@
 """The container backend: the verbs of backends.base over one launcher and the host's pools.
 
-A sandbox's memory of itself is its handle and the label on its cgroup; what is kept here (`Live`) only saves look-ups and
-is rebuilt by `recover`.
+What lasts is the handle and the label on the cgroup; what is kept here (`Live`) only saves look-ups and is rebuilt by
+`recover`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ContainerBackend:
 
     @classmethod
     async def open(cls, config: ContainerConfig, table: MountTable) -> ContainerBackend:
-        """Probe the machine and fill the pools. PlatformError says what is missing, UsageError what is misconfigured."""
+        """Probe the machine, fill the pools. PlatformError says what is missing, UsageError what is misconfigured."""
         host = await open_host(config, table)
         return cls(host, _make_launcher(host))
 
@@ -345,9 +345,8 @@ class ContainerBackend:
         removed = [f"cgroup {name}" for name in await host.cgroups.sweep(names)]
         links = {str(record.net["link"]) for record in records if record.net.get("link")}
         removed += [f"link {name}" for name in await host.nets.sweep(links)]
-        removed += [
-            f"upper {name}" for name in await host.uppers.store.sweep({str(r.upper.get("name")) for r in records})
-        ]
+        layers = {str(record.upper.get("name")) for record in records}
+        removed += [f"upper {name}" for name in await host.uppers.store.sweep(layers)]
         kept = {Path(record.run_dir).name for record in records}
         for path in sorted(host.config.run.iterdir()):
             if path.name not in kept:

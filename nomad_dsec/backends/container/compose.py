@@ -1,4 +1,4 @@
-"""From what was asked (SandboxSpec) to what is made (ContainerSpec): defaults, sizes and names of one container. Pure."""
+"""From what was asked (SandboxSpec) to what is made (ContainerSpec): sizes and names of one container. Pure."""
 
 from __future__ import annotations
 

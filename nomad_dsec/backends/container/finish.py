@@ -1,4 +1,4 @@
-"""Work that has to be finished although whoever asked for it has been cancelled: undoing, and waits that guard reuse."""
+"""Work that is finished although whoever asked for it has been cancelled: undoing, and waits that guard reuse."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def bind_listener(run_dir: Path) -> socket.socket:
 
 
 async def connect_socket(run_dir: Path) -> socket.socket:
-    """A connected, non-blocking stream. Connecting to a unix socket never waits for the peer; OSError when it is gone."""
+    """A connected, non-blocking stream; OSError when nobody listens. Connecting to a unix socket does not wait."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         stream.setblocking(False)

@@ -1,4 +1,4 @@
-"""Before the first user command: something forbidden is tried inside, and a policy that does not hold fails the start."""
+"""Before the first user command the forbidden is tried inside: a policy that does not hold fails the start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def verify_policy(channel: GuestChannel, compiled: CompiledPolicy) -> None
     clauses, attempts = _attempts(compiled)
     findings = await channel.policy_probe(attempts, timeout_s=PROBE_TIMEOUT_S)
     wrong = [
-        f"{clause}: {found.attempt.kind} {os.fsdecode(found.attempt.target) or found.attempt.args} gave {_outcome(found.errno)}"
+        f"{clause}: {_shown(found.attempt)} gave {_outcome(found.errno)}"
         for clause, found in zip(clauses, findings, strict=True)
         if found.errno not in found.attempt.errnos
     ]
@@ -35,6 +35,10 @@ async def verify_policy(channel: GuestChannel, compiled: CompiledPolicy) -> None
             hint="report this: the sandbox was removed before anything ran in it",
             details={"step": "probe policy"},
         )
+
+
+def _shown(attempt: PolicyAttempt) -> str:
+    return f"{attempt.kind} {os.fsdecode(attempt.target) or ' '.join(map(str, attempt.args))}"
 
 
 def _outcome(number: int) -> str:
