@@ -159,7 +159,7 @@ static _Noreturn void run_sandbox(struct launch *l, struct plan *p, uint8_t *byt
 	setsid();
 	dup2(0, 2); /* the launcher's stderr is the host's */
 	umask(0); /* operations give whole modes */
-	int failed = carry_out(l, p, report, now_us());
+	int failed = carry_out(l, p, report, launch_now_us());
 	uint64_t caps = l->exec_caps;
 	munmap(bytes, size);
 	/* The pipe's reader is the daemon: if it is gone nobody will ever own this sandbox. */

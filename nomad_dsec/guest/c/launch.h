@@ -162,6 +162,6 @@ int fail(struct launch *l, const char *what); /* notes what failed; always -1 an
 
 /* launch.c: carry out every operation that is not the spawner's; returns 0 or -1 with the report filled. */
 int carry_out(struct launch *l, struct plan *p, struct report *report, uint64_t began_us);
-uint64_t now_us(void);
+uint64_t launch_now_us(void);
 
 #endif

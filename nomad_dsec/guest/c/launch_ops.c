@@ -82,7 +82,7 @@ const struct op_kind *op_kind_of(uint32_t code)
 	return &KINDS[code - 1];
 }
 
-uint64_t now_us(void)
+uint64_t launch_now_us(void)
 {
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
@@ -101,7 +101,7 @@ int carry_out(struct launch *l, struct plan *p, struct report *report, uint64_t 
 			snprintf(report->detail, sizeof(report->detail), "%s", l->detail ? l->detail : "");
 			return -1;
 		}
-		report->us[i] = (uint32_t)(now_us() - began_us);
+		report->us[i] = (uint32_t)(launch_now_us() - began_us);
 	}
 	report->done = p->op_count;
 	return 0;
