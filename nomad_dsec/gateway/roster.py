@@ -6,6 +6,7 @@ asked, and counts use per namespace. A namespace never changes, so it may be bel
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ class Roster:
     def __init__(self) -> None:
         self._nodes: dict[str, dict[str, _Seen]] = {}
         self._usage: dict[str, Usage] = {}
+        self._live: Counter[str] = Counter()
 
     def namespace_of(self, node: str, sandbox: str) -> str | None:
         """Whose it is, None when it was never seen."""
@@ -64,7 +66,7 @@ class Roster:
 
     def live_on(self, node: str) -> int:
         """How many of the node's sandboxes were last seen live."""
-        return sum(seen.info.state in _LIVE for seen in self._nodes.get(node, {}).values())
+        return self._live[node]
 
     def put(self, info: SandboxInfo, *, at: float) -> None:
         """A reply showed this sandbox. What is large and only the node can keep true is not kept."""
@@ -91,10 +93,12 @@ class Roster:
         """Drop all of a node's."""
         for seen in self._nodes.pop(node, {}).values():
             self._count(seen.info, -1)
+        self._live.pop(node, None)
 
     def _count(self, info: SandboxInfo, sign: int) -> None:
         if info.state not in _LIVE:
             return
+        self._live[info.node] += sign
         total = self.usage(info.namespace).plus(sign, sign * info.cpus, sign * info.memory_mib)
         if total.sandboxes:
             self._usage[info.namespace] = total

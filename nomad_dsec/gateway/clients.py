@@ -1,0 +1,199 @@
+"""HTTP to one node daemon: keep-alive connections, typed calls with deadlines and size bounds, raw ones for relays.
+
+Faults are told apart here: an error that the node speaks passes through unchanged; what is not its protocol is a
+ProtocolError; a connection that fails is a PlatformError node_unreachable, with `details["sent"]` false when the node
+can't have seen the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import aiohttp
+import msgspec
+from libdsec.errors import DeadlineExceeded, DsecError, ErrorBody, PlatformError, ProtocolError, error_from_body
+from yarl import URL
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from nomad_dsec.gateway.endpoints import Endpoint
+
+T = TypeVar("T")
+CONNECT_TIMEOUT_S = 3.0
+IDLE_CONNECTION_S = 30.0
+MAX_ERROR_BYTES = 256 * 1024
+RETRY_AFTER_S = 1.0
+WS_MESSAGE_BYTES = 4 * 1024 * 1024
+_JSON = {"Content-Type": "application/json"}
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+_KEEPALIVE = (  # a host that vanished without a word is noticed within half a minute: tcp(7)
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
+
+
+class _ErrorReply(msgspec.Struct):
+    error: ErrorBody
+
+
+_error_decoder: msgspec.json.Decoder[_ErrorReply] = msgspec.json.Decoder(_ErrorReply)
+
+
+class NodeClient:
+    """Connections to one endpoint. `close` cuts what is under way; the next call connects anew."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._base = endpoint.url or "http://node"
+        self._headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The pool, made at first use."""
+        if self._session is None or self._session.closed:
+            self._session = aiohttp.ClientSession(
+                connector=_connector(self.endpoint),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+                auto_decompress=False,
+                timeout=_NO_TIMEOUT,
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+            )
+        return self._session
+
+    async def close(self) -> None:
+        """Cut every connection; waiting calls end with node_unreachable."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    @asynccontextmanager
+    async def open(
+        self, method: str, path: str, *, data: Any = None, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One raw exchange; path is already quoted. Leaving by an error cuts the connection."""
+        url = URL(self._base + path, encoded=True)
+        try:
+            async with self.session.request(method, url, data=data, headers=headers, allow_redirects=False) as reply:
+                if reply.status == 401:
+                    raise PlatformError(
+                        "node_refused_gateway",
+                        f"node {self.endpoint.name} does not accept the gateway's token",
+                        hint="put the node's token into gateway.nodes",
+                    )
+                yield reply
+        except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
+            raise self.fault(error) from error
+
+    @asynccontextmanager
+    async def websocket(self, path: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A WebSocket; the handshake refused by the node raises what the node said."""
+        url = URL(self._base + path, encoded=True)
+        timeout = aiohttp.ClientWSTimeout(ws_close=5.0)
+        try:
+            async with self.session.ws_connect(
+                url, max_msg_size=WS_MESSAGE_BYTES, autoclose=False, autoping=True, timeout=timeout, heartbeat=20.0
+            ) as ws:
+                yield ws
+        except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
+            raise self.fault(error) from error
+
+    async def call(
+        self, method: str, path: str, kind: type[T], *, body: bytes | None = None, timeout_s: float, max_bytes: int
+    ) -> T:
+        """A typed exchange, bounded in time and size. Raises as the module says, DeadlineExceeded node_timeout too."""
+        return (await self.call_with_headers(method, path, kind, body=body, timeout_s=timeout_s, max_bytes=max_bytes))[
+            0
+        ]
+
+    async def call_with_headers(
+        self, method: str, path: str, kind: type[T], *, body: bytes | None = None, timeout_s: float, max_bytes: int
+    ) -> tuple[T, Mapping[str, str]]:
+        """The same, with the reply's headers."""
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self.open(method, path, data=body, headers=_JSON if body is not None else None) as reply,
+            ):
+                if reply.status >= 400:
+                    raise error_of(await self.read(reply, MAX_ERROR_BYTES), reply.status, self.endpoint.name)
+                if reply.status != 200:
+                    raise self._strange(f"it answered {method} {path} with status {reply.status}")
+                raw = await self.read(reply, max_bytes)
+                headers = reply.headers
+        except TimeoutError as late:
+            raise DeadlineExceeded(
+                "node_timeout",
+                f"node {self.endpoint.name} did not answer {method} within {timeout_s:g} s",
+                retry_after_s=RETRY_AFTER_S,
+            ) from late
+        return self.decode(raw, kind), headers
+
+    async def read(self, reply: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+        """The whole body, or ProtocolError when it is larger than anything we asked for."""
+        if reply.content_length is not None and reply.content_length > max_bytes:
+            raise self._strange(f"a reply of {reply.content_length} bytes where at most {max_bytes} make sense")
+        parts, size = [], 0
+        async for chunk in reply.content.iter_any():
+            size += len(chunk)
+            if size > max_bytes:
+                raise self._strange(f"a reply of more than {max_bytes} bytes")
+            parts.append(chunk)
+        return b"".join(parts)
+
+    def decode(self, raw: bytes, kind: type[T]) -> T:
+        """Typed JSON of a node; ProtocolError when it is not."""
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._strange(f"what should be a {kind.__name__} is not: {error}") from error
+
+    def fault(self, error: Exception) -> DsecError:
+        """Our error for a failed exchange."""
+        if isinstance(error, aiohttp.ClientResponseError | aiohttp.http_exceptions.HttpProcessingError | ValueError):
+            return self._strange(str(error)[:300])
+        sent = not isinstance(error, aiohttp.ClientConnectorError)
+        why = str(error)[:300] or type(error).__name__
+        return PlatformError(
+            "node_unreachable",
+            f"node {self.endpoint.name} can't be reached: {why}",
+            hint="its sandboxes go on; repeat the call when the node daemon is back",
+            retry_after_s=RETRY_AFTER_S,
+            details={"sent": sent},
+        )
+
+    def _strange(self, what: str) -> ProtocolError:
+        return ProtocolError("bad_node_reply", f"node {self.endpoint.name} broke the protocol: {what}")
+
+
+def error_of(raw: bytes, status: int, name: str) -> DsecError:
+    """The node's own error, unchanged; ProtocolError when the body is none."""
+    try:
+        return error_from_body(_error_decoder.decode(raw).error)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return ProtocolError("bad_node_reply", f"node {name} answered {status} with a body that is no error: {error}")
+
+
+def _connector(endpoint: Endpoint) -> aiohttp.BaseConnector:
+    if endpoint.unix_path:
+        return aiohttp.UnixConnector(path=endpoint.unix_path, limit=0, keepalive_timeout=IDLE_CONNECTION_S)
+    return aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=IDLE_CONNECTION_S, ttl_dns_cache=10, socket_factory=_make_socket
+    )
+
+
+def _make_socket(address: Any) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    sock = socket.socket(family=family, type=kind, proto=protocol)
+    for level, option, value in _KEEPALIVE:
+        sock.setsockopt(level, option, value)
+    return sock
