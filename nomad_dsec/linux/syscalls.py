@@ -107,17 +107,18 @@ def open_tree(path: str, flags: int, *, dirfd: int = AT_FDCWD) -> int:
     return _checked(result, "open_tree", path)
 
 
-def move_mount(from_fd: int, target: str) -> None:
-    """Man 2 move_mount, 5.2: attach the detached mount `from_fd` at `target`."""
+def move_mount(from_fd: int, target: str | int) -> None:
+    """Man 2 move_mount, 5.2: attach the detached mount `from_fd` at `target`, a path or an open file or directory."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | (MOVE_MOUNT_T_EMPTY_PATH if isinstance(target, int) else 0)
     result = _libc.syscall(
         ctypes.c_long(_SYS_MOVE_MOUNT),
         ctypes.c_int(from_fd),
         b"",
-        ctypes.c_int(AT_FDCWD),
-        os.fsencode(target),
-        ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH),
+        ctypes.c_int(target if isinstance(target, int) else AT_FDCWD),
+        b"" if isinstance(target, int) else os.fsencode(target),
+        ctypes.c_uint(flags),
     )
-    _checked(result, "move_mount", target)
+    _checked(result, "move_mount", str(target))
 
 
 def mount_setattr(

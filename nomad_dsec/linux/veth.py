@@ -16,7 +16,7 @@ _HOST_SYSCTLS: Final = (("ipv6", "disable_ipv6", "1"), ("ipv4", "rp_filter", "1"
 
 
 class Links:
-    """An rtnetlink socket of the caller's namespace. For one thread, which runs no event loop (pyroute2 brings its own)."""
+    """An rtnetlink socket of the caller's namespace, for one thread that runs no event loop (pyroute2 brings one)."""
 
     def __init__(self) -> None:
         self._route = IPRoute()

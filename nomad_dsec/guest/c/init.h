@@ -39,4 +39,7 @@ int init_serve(const struct init_options *o);
 /* `dsec-init launch ...`: argv as in main(), argv[1] is "launch". In launch.c; absent with -DNO_LAUNCH. */
 int launch_main(int argc, char **argv);
 
+/* `dsec-init inside ...`: the process of an OCI bundle. In inside.c; absent with -DNO_LAUNCH. */
+int inside_main(int argc, char **argv);
+
 #endif

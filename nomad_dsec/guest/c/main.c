@@ -97,6 +97,8 @@ int main(int argc, char **argv)
 #ifndef NO_LAUNCH
 	if (argc >= 2 && strcmp(argv[1], "launch") == 0)
 		return launch_main(argc, argv);
+	if (argc >= 2 && strcmp(argv[1], "inside") == 0)
+		return inside_main(argc, argv);
 #endif
-	return usage("the first argument is serve or launch");
+	return usage("the first argument is serve, launch or inside");
 }
