@@ -1,0 +1,119 @@
+"""The drivers as data: a name, a configuration, and how a Nomad task becomes a request to the node daemon. Pure."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from libdsec.wire_tasks import GrantRequest, HostMount, TaskRequest
+
+from dsec_plugins.drivers.configs import PoolTask, SandboxTask
+from dsec_plugins.drivers.schema import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from libdsec.wire import Qos
+
+_TASK_DIRS = (("alloc", "/alloc"), ("{task}/local", "/local"), ("{task}/secrets", "/secrets"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverKind:
+    """One driver. path: its verbs on the node daemon; backend: whose fingerprint it shows ("": the node's)."""
+
+    name: str
+    config: type
+    path: str
+    request: Callable[[Any, Any, int], Any]
+    backend: str = ""
+    can_exec: bool = False
+
+
+def cores_of(resources: Any, node_cores: int) -> float:
+    """Cores that Nomad granted: the reserved ones when the job names `cores`, else its share of the node's MHz."""
+    linux = resources.linux_resources
+    if linux.cpuset_cpus and resources.allocated_resources.cpu.cpu_shares:
+        return float(_count_cpus(linux.cpuset_cpus))
+    return max(0.01, round(float(linux.PercentTicks) * node_cores, 3))
+
+
+def _count_cpus(cpus: str) -> int:
+    total = 0
+    for part in cpus.split(","):
+        first, _, last = part.partition("-")
+        total += int(last or first) - int(first) + 1
+    return total
+
+
+def memory_mib_of(resources: Any) -> int:
+    """The hard limit that Nomad set, in MiB."""
+    limit = resources.linux_resources.memory_limit_bytes // (1024 * 1024)
+    return max(16, int(limit or resources.allocated_resources.memory.memory_mb))
+
+
+def sandbox_request(task: Any, config: SandboxTask, node_cores: int) -> TaskRequest:
+    """A task that is one sandbox and its command."""
+    if config.args and not config.command:
+        raise ConfigError("config.args: there are arguments but no command")
+    policy = {"profile": config.policy, "network": config.network, "protected_paths": list(config.protected_paths)}
+    return TaskRequest(
+        task_id=task.id,
+        alloc_id=task.alloc_id,
+        task_name=task.name,
+        backend="container",
+        image=config.image,
+        argv=[config.command, *config.args] if config.command else [],
+        cwd=config.cwd,
+        user=task.user,
+        env=dict(task.env),
+        cpus=config.cpus if config.cpus is not None else cores_of(task.resources, node_cores),
+        memory_mib=memory_mib_of(task.resources),
+        disk_mib=config.disk_mib,
+        pids=config.pids,
+        qos=cast("Qos", config.qos),  # the node daemon names the field when it is neither
+        policy=policy,
+        mounts=[*_task_dirs(task), *_volumes(task)],
+        stdout_path=task.stdout_path,
+        stderr_path=task.stderr_path,
+    )
+
+
+def _task_dirs(task: Any) -> list[HostMount]:
+    if not task.alloc_dir:
+        return []
+    found = []
+    for source, target in _TASK_DIRS:
+        path = os.path.join(task.alloc_dir, source.format(task=task.name))
+        found.append(HostMount(host_path=path, task_path=target, readonly=target == "/secrets"))
+    return found
+
+
+def _volumes(task: Any) -> list[HostMount]:
+    return [
+        HostMount(host_path=mount.host_path, task_path=mount.task_path, readonly=mount.readonly)
+        for mount in task.mounts
+    ]
+
+
+def grant_request(task: Any, config: PoolTask, node_cores: int) -> GrantRequest:
+    """A task that lends its resources."""
+    return GrantRequest(
+        task_id=task.id,
+        alloc_id=task.alloc_id,
+        cpus=config.cpus if config.cpus is not None else cores_of(task.resources, node_cores),
+        memory_mib=config.memory_mib if config.memory_mib is not None else memory_mib_of(task.resources),
+    )
+
+
+CONTAINER = DriverKind(
+    name="dsec-container",
+    config=SandboxTask,
+    path="/v1/tasks",
+    request=sandbox_request,
+    backend="container",
+    can_exec=True,
+)
+POOL = DriverKind(name="dsec-pool", config=PoolTask, path="/v1/grants", request=grant_request)
+KINDS = {kind.name: kind for kind in (CONTAINER, POOL)}
