@@ -87,6 +87,7 @@ class StartQueue:
             else:
                 with suppress(ValueError):  # a turn may have passed over it already
                     line.remove(future)
+                self._hand_out()  # one that came meanwhile lined up behind it, though a slot was free
             if isinstance(error, TimeoutError):
                 raise CapacityError(
                     "queue_deadline",
@@ -98,6 +99,9 @@ class StartQueue:
 
     def _give_back(self) -> None:
         self.starting -= 1
+        self._hand_out()
+
+    def _hand_out(self) -> None:
         while self.starting < self.starting_max:
             future = self._next()
             if future is None:

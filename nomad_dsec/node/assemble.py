@@ -89,8 +89,8 @@ def build_capacity(settings: dict[str, Any]) -> tuple[Capacity, StartQueue]:
     return Capacity(totals), StartQueue(starting_max=starting_max, queue_max=settings["queue_max"])
 
 
-def build_node(settings: dict[str, Any], room: TaskRoom) -> Node:
-    """The node from the settings of the section `node`; opens nothing but the image store."""
+async def build_node(settings: dict[str, Any], room: TaskRoom) -> Node:
+    """The node from the settings of the section `node`; opens the image store and the backends."""
     data = Path(settings["data"])
     node_id = check_node(settings["id"] or default_node_id())
     store = None
@@ -99,7 +99,7 @@ def build_node(settings: dict[str, Any], room: TaskRoom) -> Node:
             store = ImageStore(image_directory(settings, data))
         except ImageError as error:
             raise to_dsec(error) from error
-    backends = build_backends(settings, node=node_id, data=data, images=store)
+    backends = await build_backends(settings, node=node_id, data=data, images=store)
     return make_node(settings, room, node_id=node_id, data=data, backends=backends, images=build_images(store, SYSTEM))
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsec_imagefs.mounts import MountTable
 from libdsec.errors import UsageError
 
 from nomad_dsec import guest
+from nomad_dsec.backends.container.backend import ContainerBackend
+from nomad_dsec.backends.container.host import ContainerConfig
 from nomad_dsec.backends.fake import FakeBackend
 from nomad_dsec.node.images import AnyImages, StoreImages
 
@@ -22,16 +25,16 @@ KNOWN = ("container", "fake")
 INIT_BINARY = Path(guest.__file__).parent / "bin" / "dsec-init"
 
 
-def build_backends(settings: dict[str, Any], *, node: str, data: Path, images: ImageStore | None) -> dict[str, Backend]:
+async def build_backends(
+    settings: dict[str, Any], *, node: str, data: Path, images: ImageStore | None
+) -> dict[str, Backend]:
     """Backends by the name that creates ask for. UsageError names an unknown one."""
     found: dict[str, Backend] = {}
     for name in settings["backends"]:
         if name == "fake":
             backend: Backend = FakeBackend(data / "fake", INIT_BINARY)
         elif name == "container" and images is not None:
-            from nomad_dsec.node.container import build_container
-
-            backend = build_container(settings, node=node, data=data, store=images)
+            backend = await _container(settings, node=node, data=data, store=images)
         else:
             raise UsageError("bad_config", f"there is no backend {name!r}", field="node.backends", hint=f"use {KNOWN}")
         if backend.name in found:
@@ -42,6 +45,30 @@ def build_backends(settings: dict[str, Any], *, node: str, data: Path, images: I
     if not found:
         raise UsageError("bad_config", "no backend is named", field="node.backends", hint=f"use some of {KNOWN}")
     return found
+
+
+async def _container(settings: dict[str, Any], *, node: str, data: Path, store: ImageStore) -> Backend:
+    config = ContainerConfig(
+        node=node,
+        data=data,
+        init_binary=INIT_BINARY,
+        launcher=settings["launcher"],
+        uid_base=settings["uid_base"],
+        uid_ranges=settings["uid_ranges"],
+        upper=settings["upper"],
+        pool_slots=settings["pool_slots"],
+        network_pool=settings["network_pool"],
+        mount_roots=tuple(Path(root) for root in settings["mount_roots"]),
+        resolvers=resolvers(Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace")),
+    )
+    return await ContainerBackend.open(config, MountTable(store, data / "mounts"))
+
+
+def resolvers(resolv_conf: str) -> tuple[str, ...]:
+    """The name servers of resolv.conf(5) that a sandbox can reach: not one on the host's own loopback."""
+    lines = (line.split() for line in resolv_conf.splitlines())
+    servers = [words[1] for words in lines if len(words) > 1 and words[0] == "nameserver"]
+    return tuple(server for server in servers if not server.startswith("127.") and server != "::1")
 
 
 def image_directory(settings: dict[str, Any], data: Path) -> Path:

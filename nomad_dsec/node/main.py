@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,9 +22,8 @@ from nomad_dsec.node.core import TaskRoom
 from nomad_dsec.node.server import listen, load_token
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nomad_dsec.httpd import Running
+    from nomad_dsec.node.core import Node
 
 log = get_log(__name__)
 END_ALL_S = 60.0
@@ -40,31 +40,38 @@ class Announcement(msgspec.Struct, kw_only=True):
 
 async def serve(settings: config.Settings, *, kill_on_exit: bool, stop: asyncio.Event) -> None:
     """Run until `stop` is set. Raises DsecError when it can't start."""
-    async with TaskRoom() as room:
-        node = build_node(settings.section("node"), room)
-        lock = open_data(node.data)
-        try:
-            parts = await assemble(node)
-            doors = await listen(
-                parts.routes,
-                data=node.data,
-                host=settings["node.host"],
-                port=settings["node.port"],
-                token=load_token(node.data, settings["node.token"]),
-            )
-            announce(parts, doors, node.data)
-            await stop.wait()
-            log.info("the node daemon ends", node=node.id, kill_on_exit=kill_on_exit)
-            await asyncio.gather(*(door.close(timeout_s=2.0) for door in doors))
-            if kill_on_exit:
-                await end_all(parts)
-        finally:
-            for backend in node.backends.values():
-                await backend.close()
-            node.ready = False
-            await room.close()
-            await asyncio.to_thread(node.journal.close)
-            os.close(lock)
+    data = Path(settings["node.data"])
+    lock = open_data(data)
+    try:
+        async with TaskRoom() as room:
+            node = await build_node(settings.section("node"), room)
+            try:
+                await _serve(node, settings, kill_on_exit=kill_on_exit, stop=stop)
+            finally:
+                node.ready = False
+                await room.close()
+                for backend in node.backends.values():
+                    await backend.close()
+                await asyncio.to_thread(node.journal.close)
+    finally:
+        os.close(lock)
+
+
+async def _serve(node: Node, settings: config.Settings, *, kill_on_exit: bool, stop: asyncio.Event) -> None:
+    parts = await assemble(node)
+    doors = await listen(
+        parts.routes,
+        data=node.data,
+        host=settings["node.host"],
+        port=settings["node.port"],
+        token=load_token(node.data, settings["node.token"]),
+    )
+    announce(parts, doors, node.data)
+    await stop.wait()
+    log.info("the node daemon ends", node=node.id, kill_on_exit=kill_on_exit)
+    await asyncio.gather(*(door.close(timeout_s=2.0) for door in doors))
+    if kill_on_exit:
+        await end_all(parts)
 
 
 def announce(parts: Assembled, doors: list[Running], data: Path) -> None:
