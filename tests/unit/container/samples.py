@@ -31,8 +31,8 @@ def container(policy: Any = None, **changes: Any) -> ContainerSpec:
 
 def sandbox(**changes: Any) -> SandboxSpec:
     values: dict[str, Any] = {
-        "id": "sb-n1-abc", "incarnation": 3, "namespace": "t", "digest": "sha256:0",
-        "backend": "container", "cpus": 1.0, "memory_mib": 512, "disk_mib": 1024, "pids": 64, "env": {}, "cwd": "", "user": "", "hostname": "",
-        "qos": "latency_sensitive", "policy": {},
+        "id": "sb-n1-abc", "incarnation": 3, "namespace": "t", "digest": "sha256:0", "backend": "container",
+        "cpus": 1.0, "memory_mib": 512, "disk_mib": 1024, "pids": 64, "env": {}, "cwd": "", "user": "",
+        "hostname": "", "qos": "latency_sensitive", "policy": {},
     }  # fmt: skip
     return SandboxSpec(**(values | changes))
