@@ -1,0 +1,142 @@
+"""`dsec image`: import into this machine's store, list, inspect, verify, remove, collect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsec_imagefs import ImageError, ImageStore
+from libdsec.errors import PlatformError, UsageError
+
+from nomad_dsec.cli.access import add_data, layout_of
+from nomad_dsec.cli.output import add_json, print_json, print_table, say, size
+from nomad_dsec.cli.progress import ImportBars
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from dsec_imagefs.image import Image
+
+_USAGE = {"bad_source", "not_found", "ambiguous", "in_use", "bad_name", "unsupported", "bad_store"}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Verbs of `dsec image`."""
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    load = verbs.add_parser("import", help="bring an image into the store")
+    load.add_argument(
+        "source",
+        nargs="?",
+        help="docker://REF, docker-daemon:REF, docker-archive:FILE, oci:DIR[:TAG], dir:DIR, debootstrap:SUITE",
+    )
+    load.add_argument("--debootstrap", metavar="SUITE", help="build a Debian root of this suite")
+    load.add_argument("--include", default="", metavar="PACKAGES", help="for debootstrap: more packages, with commas")
+    load.add_argument("--name", default=None, metavar="NAME[:TAG]", help="what to call it")
+    load.add_argument("--refresh", action="store_true", help="build anew what the cache could give")
+    _finish(load, run_import)
+    _finish(verbs.add_parser("ls", help="list"), run_ls)
+    for verb, text, run in (
+        ("inspect", "all that is known of one", run_inspect),
+        ("verify", "read all of it and compare the digest", run_verify),
+        ("rm", "remove a name, or an image by digest", run_rm),
+    ):
+        one = verbs.add_parser(verb, help=text)
+        one.add_argument("ref", metavar="IMAGE")
+        if verb == "rm":
+            one.add_argument("--force", action="store_true", help="also when sandboxes use it")
+        _finish(one, run)
+    collect = verbs.add_parser("gc", help="remove what no name and no sandbox needs")
+    collect.add_argument("--cache", action="store_true", help="also the cache of imports")
+    _finish(collect, run_gc)
+
+
+def _finish(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace, ImageStore], int]) -> None:
+    parser.add_argument("--store", type=Path, default=None, metavar="DIR", help="the store (default: <data>/images)")
+    add_data(parser)
+    add_json(parser)
+    parser.set_defaults(run=lambda args: _with_store(args, run))
+
+
+def _with_store(args: argparse.Namespace, run: Callable[[argparse.Namespace, ImageStore], int]) -> int:
+    """The border at which errors of the image room become ours."""
+    try:
+        return run(args, ImageStore(args.store or layout_of(args).images))
+    except ImageError as error:
+        kind = UsageError if error.code in _USAGE else PlatformError
+        raise kind(error.code, error.message, hint=error.hint, field=error.field) from error
+
+
+def run_import(args: argparse.Namespace, store: ImageStore) -> int:
+    """Print the digest."""
+    source = args.source
+    if args.debootstrap:
+        if source:
+            raise UsageError("two_sources", "a source and --debootstrap were given", field="--debootstrap")
+        source = f"debootstrap:{args.debootstrap}" + (f"?include={args.include}" if args.include else "")
+    if not source:
+        raise UsageError("no_source", "nothing to import is named", field="SOURCE", hint="see dsec image import --help")
+    with ImportBars() as bars:
+        image = store.import_image(source, args.name, progress=bars, refresh=args.refresh)
+    for note in image.notes:
+        say(note)
+    if args.json:
+        print_json(_as_data(image))
+    else:
+        print(image.digest)
+    return 0
+
+
+def run_ls(args: argparse.Namespace, store: ImageStore) -> int:
+    """One image a line."""
+    images = store.ls()
+    if args.json:
+        print_json([_as_data(image) for image in images])
+        return 0
+    rows = ([", ".join(i.names) or "-", i.digest[:19], size(i.size_bytes), i.files, i.source] for i in images)
+    print_table(("names", "digest", "size", "files", "source"), rows)
+    return 0
+
+
+def run_inspect(args: argparse.Namespace, store: ImageStore) -> int:
+    """As JSON."""
+    print_json(_as_data(store.inspect(args.ref)))
+    return 0
+
+
+def run_verify(args: argparse.Namespace, store: ImageStore) -> int:
+    """Say that it is whole, or fail."""
+    with ImportBars() as bars:
+        image = store.verify(args.ref, bars)
+    if args.json:
+        print_json({"digest": image.digest, "whole": True})
+    else:
+        print(f"{image.digest} is whole")
+    return 0
+
+
+def run_rm(args: argparse.Namespace, store: ImageStore) -> int:
+    """Print what was removed."""
+    removed = store.rm(args.ref, force=args.force)
+    if args.json:
+        print_json(list(removed))
+    else:
+        for name in removed:
+            print(name)
+    return 0
+
+
+def run_gc(args: argparse.Namespace, store: ImageStore) -> int:
+    """Print what was removed."""
+    done = store.gc(cache=args.cache)
+    if args.json:
+        print_json({"images": done.images, "blobs": done.blobs, "freed_bytes": done.freed_bytes})
+    else:
+        print(f"removed {len(done.images)} images and {len(done.blobs)} roots, {size(done.freed_bytes)}")
+    return 0
+
+
+def _as_data(image: Image) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(image)

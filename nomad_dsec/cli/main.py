@@ -1,0 +1,102 @@
+"""The `dsec` command: a noun, a verb. stdout is data, stderr is talk.
+
+Exit codes: 0 ok, 1 fault, 2 usage, 3 no capacity, 4 denied; `dsec sandbox exec|shell` give the program's own, and 125
+for a fault of the platform.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import inspect
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from libdsec.errors import DsecError
+
+from nomad_dsec.cli.output import say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NOUNS = {
+    "dev": "run everything on this machine",
+    "sandbox": "create, use and end sandboxes",
+    "image": "images of this machine's store",
+    "node": "node daemons",
+    "gateway": "the gateway",
+    "key": "API keys",
+    "doctor": "what this host can and can't do, and how to fix it",
+    "top": "live view of nodes and sandboxes",
+    "config": "settings and where each came from",
+    "demo": "the guided tour: groups of agents, a killed daemon, a report",
+}
+_EXIT = {"usage": 2, "not_found": 2, "capacity": 3, "denied": 4}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one-line errors that name the flag."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say it on stderr and exit with 2."""
+        message = message.removeprefix("argument ")
+        say(f"{self.prog}: {message}")
+        say(f"see: {self.prog} --help")
+        sys.exit(2)
+
+
+def build_parser(nouns: Sequence[str]) -> Parser:
+    """The parser, with the verbs of the given nouns only (each noun's file is imported)."""
+    parser = Parser(prog="dsec", description="Sandboxes for agentic RL: one machine or a cluster.")
+    parser.add_argument("--version", action="version", version=f"dsec {_version()}")
+    found = parser.add_subparsers(dest="noun", metavar="NOUN", required=True, parser_class=Parser)
+    for noun, text in NOUNS.items():
+        child = found.add_parser(noun, help=text, description=text.capitalize() + ".")
+        if noun in nouns:
+            importlib.import_module(f"nomad_dsec.cli.{noun}").add(child)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the boundary at which every error becomes a sentence and an exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    nouns = [word for word in given[:1] if word in NOUNS]
+    args = build_parser(nouns).parse_args(given)
+    fault_code = getattr(args, "fault_code", None)
+    try:
+        outcome = args.run(args)
+        code = asyncio.run(outcome) if inspect.iscoroutine(outcome) else outcome
+        sys.stdout.flush()
+        return int(code or 0)
+    except DsecError as error:
+        say_error(error)
+        return fault_code or _EXIT.get(error.kind, 1)
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader has what it wanted: `dsec ... | head`
+        return 0
+
+
+def say_error(error: DsecError) -> None:
+    """An error for people: what, which flag, what to do."""
+    where = f"{error.field}: " if error.field else ""
+    say(f"dsec: {where}{error.message}")
+    for key, value in error.details.items():
+        if isinstance(value, dict):
+            say(f"  {key}: " + ", ".join(f"{name}={count}" for name, count in value.items()))
+        elif value not in ("", None):
+            say(f"  {key}: {value}")
+    if error.hint:
+        say(f"  {error.hint}")
+
+
+def _version() -> str:
+    from libdsec import __version__
+
+    return __version__

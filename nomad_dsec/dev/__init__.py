@@ -1,0 +1,1 @@
+"""`dsec dev`: node daemon and gateway of one machine under one supervisor and one data directory."""
