@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -73,8 +74,15 @@ for _tool in (
     "gdb",
 ):
     ability(_tool)(functools.partial(_has_tool, _tool))
-for _tool in ("fsck.erofs", "dump.erofs", "mkfs.erofs", "mkfs.btrfs", "mkfs.xfs", "qemu-system-x86_64", "terraform", "strace"):
+for _tool in ("fsck.erofs", "dump.erofs", "mkfs.erofs", "mkfs.btrfs", "mkfs.xfs", "qemu-system-x86_64"):
     ability(_tool)(functools.partial(_has_tool, _tool))
+for _tool in ("terraform", "strace"):
+    ability(_tool)(functools.partial(_has_tool, _tool))
+
+
+@ability("x86_64")
+def _x86_64() -> str:
+    return "" if platform.machine() == "x86_64" else f"this is {platform.machine()}"
 
 
 @ability("root")

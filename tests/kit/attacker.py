@@ -1,4 +1,4 @@
-"""The attacker's program (tests/attack/payload, C) built with the host's compiler, its answers, and the bare runs of it.
+"""The attacker's program (tests/attack/payload, C) built with the host's compiler, its answers, and bare runs of it.
 
 A *twin* is the same attack without the policy: as the host's root in namespaces of its own, which is what "root in a
 naive container" can do.
@@ -15,6 +15,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parents[1] / "attack" / "payload"
 #: Mounts, pids, host name, IPC and network of its own; but the host's root, its capabilities, and no filter.
 NAIVE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--uts", "--ipc", "--net", "--mount-proc")
+COMPILE = ("cc", "-std=gnu11", "-O1", "-static", "-Wall", "-Wextra", "-Werror")
 FILTER_THEN_EXEC = """
 import ctypes, os, struct, sys
 program = sys.stdin.buffer.read()

@@ -80,7 +80,7 @@ static int v_ioctl(int argc, char **argv)
 	static char argument[4096];
 	int fd = open(argv[0], O_RDWR | O_CREAT, 0600);
 	if (argc < 2 || fd < 0)
-		return say("open", errno);
+		return 1;
 	return say_errno("errno", syscall(SYS_ioctl, (long)fd, (unsigned long)number(argv[1]), argument));
 }
 
@@ -157,9 +157,9 @@ static int v_int80(int argc, char **argv)
 #ifdef __x86_64__
 	long result;
 	__asm__ volatile("int $0x80" : "=a"(result) : "a"(20L) : "memory", "r8", "r9", "r10", "r11");
-	return say("pid", result);
+	return say("errno", result > 0 ? 0 : -result);
 #else
-	return say("pid", 0);
+	return say("errno", ENOSYS);
 #endif
 }
 
@@ -186,6 +186,14 @@ static int v_tamper(int argc, char **argv)
 	int score = open(path, O_WRONLY);
 	say_errno("oom_score_adj", score < 0 ? -1 : write(score, "1000", 4));
 	return 0;
+}
+
+/* lower_oom: make the kernel spare us. */
+static int v_lower_oom(int argc, char **argv)
+{
+	(void)argc, (void)argv;
+	int fd = open("/proc/self/oom_score_adj", O_WRONLY);
+	return say_errno("errno", fd < 0 ? -1 : write(fd, "-1000", 5));
 }
 
 /* kill PID SIGNAL... */
@@ -262,5 +270,5 @@ static int v_jit(int argc, char **argv)
 const struct verb call_verbs[] = {
 	{"sys", v_sys}, {"open", v_open}, {"peek", v_peek}, {"ioctl", v_ioctl}, {"swapext", v_swapext},
 	{"clone", v_clone}, {"clone3", v_clone3}, {"int80", v_int80}, {"tamper", v_tamper}, {"kill", v_kill},
-	{"overwrite", v_overwrite}, {"fds", v_fds}, {"shocker", v_shocker}, {"ids", v_ids}, {"jit", v_jit}, {NULL, NULL},
+	{"overwrite", v_overwrite}, {"lower_oom", v_lower_oom}, {"fds", v_fds}, {"shocker", v_shocker}, {"ids", v_ids}, {"jit", v_jit}, {NULL, NULL},
 };

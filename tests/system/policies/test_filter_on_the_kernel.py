@@ -2,7 +2,6 @@
 
 import errno
 import json
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +15,7 @@ from dsec_policies.syscalls_x86_64 import NUMBERS
 from tests.kit.abilities import needs
 from tests.kit.cbpf import verdict
 
-pytestmark = [
-    needs("filters"),
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="ability x86_64: the calls are x86_64's"),
-]
+pytestmark = needs("filters", "x86_64")
 CHILD = Path(__file__).with_name("under_filter.py")
 HIGH = 0xDEADBEEF << 32
 INT_0X80 = -80
