@@ -1,4 +1,4 @@
-"""What the guest is asked and what it answers, as plain data. Pure; the codec is frames.py, the transport channel.py."""
+"""What the guest is asked and what it answers, as plain data. Pure; frames.py is the codec, channel.py the transport."""
 
 from __future__ import annotations
 
