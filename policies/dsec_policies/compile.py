@@ -94,7 +94,7 @@ def _refusal(name: str, reason: str) -> PolicyError:
         "policy_unenforceable",
         f"{clause.title}: nothing on this host can enforce it ({reason})",
         hint=f"{hint} use a host that has it; dsec doctor lists what each host can do",
-        field=f"policy.{name}",
+        field=name,
     )
 
 

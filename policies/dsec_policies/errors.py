@@ -6,8 +6,8 @@ from __future__ import annotations
 class PolicyError(Exception):
     """A policy that can't be read or can't be enforced here.
 
-    Attributes: ``code`` (a stable word: ``policy_invalid`` or ``policy_unenforceable``), ``message`` (what
-    is wrong), ``hint`` (what to do about it), ``field`` (the key of the policy that it is about).
+    Attributes: ``code`` (a stable word: ``policy_invalid`` or ``policy_unenforceable``), ``message`` (what is wrong),
+    ``hint`` (what to do about it), ``field`` (the key of the policy or the clause at fault, ``policy`` for the whole).
     """
 
     def __init__(self, code: str, message: str, *, hint: str, field: str) -> None:

@@ -40,7 +40,7 @@ def test_a_clause_without_its_layers_refuses(clause: str) -> None:
     with pytest.raises(PolicyError, match="assumed") as caught:
         compile_policy(policy, host)
     assert caught.value.code == "policy_unenforceable"
-    assert caught.value.field.startswith("policy.")
+    assert caught.value.field in CLAUSES
 
 
 @pytest.mark.parametrize("clause", [name for name in CONDITIONAL if CLAUSES[name].may_be_advisory])
@@ -51,7 +51,7 @@ def test_what_may_be_advisory_never_opens_more_than_itself(clause: str) -> None:
         try:
             compiled = compile_policy(policy, HostAbilities.assumed(without=layer.needs))
         except PolicyError as error:
-            assert error.field != f"policy.{clause}"
+            assert error.field != clause
         else:
             held = {item.clause for item in compiled.enforced} | {item.clause for item in compiled.unenforced}
             assert held == set(clauses_of(policy))
