@@ -153,14 +153,8 @@ class GuestChannel(FileCalls):
             inner += [(Tag.ARG, arg) for arg in attempt.args]
             inner += [(Tag.EXPECT, number) for number in attempt.errnos]
             fields.append((Tag.ATTEMPT, frames.encode_fields(inner)))
-        stream = self._link.open(Frame.POLICY_PROBE, fields, what="policy probe")
-        try:
-            async with asyncio.timeout(timeout_s):
-                found = frames.entries((await stream.next()).payload)
-        except TimeoutError:
-            raise late("policy probe", timeout_s) from None
-        finally:
-            stream.close()
+        payload, _ = await self._link.call(Frame.POLICY_PROBE, fields, timeout_s=timeout_s, what="policy probe")
+        found = frames.entries(payload)
         if len(found) != len(attempts):
             raise PlatformError("io_error", f"policy probe: {len(found)} findings for {len(attempts)} attempts")
         return [

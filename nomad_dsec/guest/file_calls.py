@@ -133,12 +133,11 @@ class FileCalls:
     async def stat(self, path: FilePath, *, follow: bool = True, user: str = "") -> FileInfo:
         """One entry; follow False: of a symlink itself."""
         fields = _request(path, user, (Tag.FOLLOW, int(follow)))
-        stream = self._link.open(Frame.STAT, fields, what=f"stat {os.fsdecode(path)}")
-        try:
-            found = frames.entries((await stream.next()).payload)
-        finally:
-            stream.close()
-        return parse_info(found[0])
+        payload, _ = await self._link.call(
+            Frame.STAT, fields, timeout_s=SMALL_TIMEOUT_S, what=f"stat {os.fsdecode(path)}"
+        )
+        (found,) = frames.entries(payload)
+        return parse_info(found)
 
     async def _simple(self, frame_type: Frame, fields: Fields, path: FilePath, timeout_s: float) -> None:
         what = f"{frame_type.name.lower()} {os.fsdecode(path)}"
@@ -200,14 +199,14 @@ class FileCalls:
         return TreeSummary(files=done.num(Tag.FILES), total_bytes=done.num(Tag.SIZE), skipped=tuple(skipped))
 
     async def watch(
-        self, path: FilePath, *, recursive: bool = False, user: str = ""
+        self, path: FilePath, *, recursive: bool = False, user: str = "", announce: bool = False
     ) -> AsyncGenerator[FileEvent, None]:
-        """Changes below a path until the generator is closed. The first event is kind "ready": the watch stands."""
+        """Changes below a path until the generator is closed. announce: a first event of kind "ready" when it stands."""
         fields = _request(path, user, (Tag.RECURSIVE, int(recursive)))
         stream = self._link.open(Frame.WATCH, fields, what=f"watch {os.fsdecode(path)}")
         try:
             while (frame := await stream.next()).type != Frame.OK:
-                if not frame.payload:
+                if announce and not frame.payload:
                     yield FileEvent(kind="ready", path=b"")
                 for record in frames.entries(frame.payload):
                     yield FileEvent(

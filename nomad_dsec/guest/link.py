@@ -251,8 +251,8 @@ class Link(asyncio.Protocol):
 
     async def call(
         self, frame_type: int, fields: Fields, *, timeout_s: float | None, what: str = ""
-    ) -> tuple[Record, Sequence[RawFrame]]:
-        """A request with a bounded answer: the final OK and the ITEM frames before it. DeadlineExceeded when late."""
+    ) -> tuple[bytes, Sequence[RawFrame]]:
+        """A request with a bounded answer: the payload of OK and the ITEM frames before it. DeadlineExceeded when late."""
         stream = self.open(frame_type, fields, what=what)
         items: list[RawFrame] = []
         try:
@@ -263,7 +263,7 @@ class Link(asyncio.Protocol):
             raise late(what or Frame(frame_type).name.lower(), timeout_s) from None
         finally:
             stream.close()
-        return Record(frame.payload), items
+        return frame.payload, items
 
     def close(self) -> None:
         """Drop the connection."""

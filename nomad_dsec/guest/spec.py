@@ -1,4 +1,4 @@
-"""What the guest is asked and what it answers, as plain data. Pure; frames.py is the codec, channel.py the transport."""
+"""What the guest is asked and what it answers, as plain data. Pure; frames.py encodes it, channel.py carries it."""
 
 from __future__ import annotations
 
