@@ -53,12 +53,12 @@ class UidRanges:
     """Gives out ranges, longest unused first, so that a file left behind by mistake long meets no new owner."""
 
     def __init__(self, *, base: int = DEFAULT_BASE, count: int = DEFAULT_COUNT, used: Iterable[int] = ()) -> None:
-        if base < RANGE_SIZE or base % RANGE_SIZE or count < 1 or base + count * RANGE_SIZE > 0xFFFF_0000:
+        if base < RANGE_SIZE or count < 1 or base + count * RANGE_SIZE > 0xFFFF_0000:
             raise UsageError(
                 "bad_uid_base",
                 f"uid base {base} with {count} ranges of {RANGE_SIZE} does not fit",
                 field="uid_base",
-                hint=f"use a multiple of {RANGE_SIZE} of at least {RANGE_SIZE} whose ranges end below 4294901760",
+                hint=f"start at {RANGE_SIZE} or above, and end below 4294901760",
             )
         self._base = base
         self._count = count

@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import threading
+from pathlib import Path
 
 from nomad_dsec.linux import netns
 from nomad_dsec.linux.netns_pool import NetnsPool, NetSlot
@@ -84,7 +85,7 @@ async def main(fd: int, seen: list[str]) -> None:
     one, two = await pool.take("open"), await pool.take("open")
     with netns.inside(two.fd):
         serve("0.0.0.0", PORT, seen)
-        report["ipv6"] = open("/proc/net/if_inet6").read()
+        report["ipv6"] = Path("/proc/thread-self/net/if_inet6").read_text()
     report |= {
         "internet": await asyncio.to_thread(call, one, INTERNET),
         "private": await asyncio.to_thread(call, one, PRIVATE),

@@ -1,4 +1,4 @@
-"""Cgroups on the real kernel: limits bite, counts are true, kill spares nothing, and a reused set knows nothing of before."""
+"""Cgroups on the real kernel: limits bite, counts are true, kill spares nothing, a reused set remembers nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ LIMITS = Limits(cpus=1, memory_bytes=64 * MIB, pids=32)
 HOG = "import sys\nblocks=[]\nwhile True: blocks.append(bytearray(b'x')*(4<<20))"
 FORKS = (
     "import os,time\nn=0\n"
-    "for _ in range(100):\n  try: p=os.fork()\n  except OSError: break\n  if p==0: time.sleep(30); os._exit(0)\n  n+=1\n"
+    "for _ in range(100):\n"
+    "  try: p=os.fork()\n"
+    "  except OSError: break\n"
+    "  if p==0: time.sleep(30); os._exit(0)\n"
+    "  n+=1\n"
     "print(n, flush=True); time.sleep(30)"
 )
 
@@ -37,7 +41,7 @@ def _v1_only(layout: Layout) -> Layout:
 
 @pytest_asyncio.fixture(params=["as mounted", "v1 only"])
 async def root(request: pytest.FixtureRequest):
-    """The node's root on the host's own layout, and as if the unified hierarchy were not there (where v1 can do it all)."""
+    """The node's root on the host's own layout, and as if the unified hierarchy were not there (where v1 can)."""
     layout = cgroup_module.detect_layout()
     if request.param == "v1 only":
         layout = _v1_only(layout)

@@ -93,8 +93,7 @@ async def test_pool_refills_in_the_background_and_a_cancelled_taker_costs_nothin
             while pool.idle("none") < 3:
                 await asyncio.sleep(0.01)
         filler.cancel()
-    for _ in range(3):
-        slots.append(await pool.take("none"))
+    slots += [await pool.take("none") for _ in range(3)]
     taker = asyncio.ensure_future(pool.take("none"))
     await asyncio.sleep(0)
     taker.cancel()
