@@ -1,0 +1,104 @@
+"""A real Consul agent of the test's own: in development mode on free ports, or with a data directory and ACLs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nomad_dsec.cluster.settings import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@dataclass
+class Agent:
+    """One agent; stop() and start() keep its data and its ports."""
+
+    directory: Path
+    config: dict[str, Any]
+    port: int
+    token: str = ""
+    process: subprocess.Popen[bytes] | None = field(default=None)
+
+    def endpoint(self, token: str | None = None) -> Endpoint:
+        """How to reach it."""
+        return Endpoint(scheme="http", host="127.0.0.1", port=self.port, token=self.token if token is None else token)
+
+    def start(self, *, timeout_s: float = 30.0) -> None:
+        """Start, and wait until it leads."""
+        file = self.directory / "agent.json"
+        file.write_text(json.dumps(self.config))
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                ["consul", "agent", "-config-file", str(file)], stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + timeout_s
+        while not self._has_leader():
+            assert self.process.poll() is None, (self.directory / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline, (self.directory / "log").read_text()[-3000:]
+            time.sleep(0.1)
+
+    def _has_leader(self) -> bool:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/health/service/consul")
+        request.add_header("X-Consul-Token", self.token)
+        try:
+            with urllib.request.urlopen(request, timeout=2) as reply:
+                return bool(json.load(reply)) or bool(self.config.get("acl"))
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def stop(self) -> None:
+        """SIGKILL: what a crash leaves."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+            self.process = None
+
+
+@contextmanager
+def agent(directory: Path, *, acl: bool = False) -> Iterator[Agent]:
+    """A single server that keeps its data, so that a restart is a restart."""
+    http, serf, server, wan = free_ports(4)
+    config: dict[str, Any] = {
+        "server": True,
+        "bootstrap_expect": 1,
+        "data_dir": str(directory / "data"),
+        "node_name": "test",
+        "bind_addr": "127.0.0.1",
+        "log_level": "warn",
+        "ports": {"http": http, "dns": -1, "grpc": -1, "serf_lan": serf, "serf_wan": wan, "server": server},
+        "performance": {"raft_multiplier": 1},
+        "enable_debug": False,
+        "disable_update_check": True,
+    }
+    token = ""
+    if acl:
+        token = "11111111-2222-3333-4444-555555555555"
+        config["acl"] = {"enabled": True, "default_policy": "deny", "tokens": {"master": token, "agent": token}}
+    directory.mkdir(parents=True, exist_ok=True)
+    one = Agent(directory, config, http, token)
+    one.start()
+    try:
+        yield one
+    finally:
+        one.stop()

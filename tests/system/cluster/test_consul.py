@@ -1,0 +1,197 @@
+"""Against a real Consul: registration, flapping, agent restart, session loss, discovery, locks, ACLs, away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+from libdsec.errors import DeniedError, DsecError
+
+from nomad_dsec.cluster.consul import ConsulClient, Put
+from nomad_dsec.cluster.discovery import Discovery
+from nomad_dsec.cluster.health import PREFIX, SandboxHealth, Transitions, digest
+from nomad_dsec.cluster.leader import LeaderLock
+from nomad_dsec.cluster.registration import Identity, Registration
+from tests.kit.abilities import needs
+from tests.kit.consul import agent
+
+pytestmark = needs("consul")
+ME = Identity(
+    name="dsec-node", service_id="dsec-node-n1", address="127.0.0.1", port=4000, meta={"node": "n1"}, ttl_s=10
+)
+
+
+@pytest.fixture
+def server(tmp_path):
+    with agent(tmp_path / "consul") as one:
+        yield one
+
+
+@pytest.fixture
+async def client(server):
+    one = ConsulClient(server.endpoint())
+    yield one
+    await one.close()
+
+
+async def _until(check, *, timeout_s: float = 20.0):
+    deadline = time.monotonic() + timeout_s
+    while True:
+        got = await check()
+        if got:
+            return got
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.1)
+
+
+async def test_registers_flaps_and_leaves(client) -> None:
+    state = {"healthy": True, "note": "fine"}
+    registration = Registration(client, ME, note=lambda: (state["healthy"], state["note"]))
+    await registration.step()
+    (row,) = (await client.services("dsec-node"))[1]
+    assert (row.passing, row.port, row.meta["node"]) == (True, 4000, "n1")
+    for round_ in range(3):
+        state |= {"healthy": False, "note": f"disk is full {round_}"}
+        await registration.step()
+        (row,) = (await client.services("dsec-node"))[1]
+        assert not row.passing
+        assert f"disk is full {round_}" in row.output
+        state |= {"healthy": True, "note": "fine"}
+        await registration.step()
+        assert (await client.services("dsec-node"))[1][0].passing
+    await registration.close()
+    assert (await client.services("dsec-node"))[1] == []
+
+
+async def test_an_agent_that_forgot_us_is_told_again(client, server) -> None:
+    registration = Registration(client, ME, note=lambda: (True, ""))
+    await registration.step()
+    await client.deregister(ME.service_id)  # what an agent without our entry looks like
+    await registration.step()
+    assert (await client.services("dsec-node"))[1][0].passing
+    server.stop()
+    await registration.step()
+    assert registration.last_error
+    server.start()
+    await registration.step()
+    assert not registration.last_error
+    assert (await client.services("dsec-node"))[1][0].passing
+
+
+async def test_transitions_live_and_die_with_the_session(client) -> None:
+    transitions = Transitions(node="n1")
+    registration = Registration(client, ME, note=lambda: (True, ""), transitions=transitions)
+    for number in range(150):  # more than two transactions
+        transitions.unhealthy(f"sb-n1-{number}", "init_exited")
+    await registration.step()
+    assert len(await client.read(PREFIX)) == 150
+    for number in range(149):
+        transitions.healthy(f"sb-n1-{number}")
+    await registration.step()
+    assert await client.read(PREFIX) == {f"{PREFIX}/n1/sb-n1-149": b"init_exited"}
+    session = registration._session
+    await client.end_session(session)  # what its loss by TTL does
+    assert await client.read(PREFIX) == {}
+    await registration.step()
+    assert len(await client.read(PREFIX)) == 1
+    assert registration._session != session
+    await registration.close()
+    assert await client.read(PREFIX) == {}
+
+
+async def test_discovery_sees_changes_and_keeps_the_last_view(client, server) -> None:
+    discovery = Discovery(client, "dsec-node")
+    assert await discovery.step(wait_s=0)
+    assert discovery.view.services == ()
+    watching = asyncio.create_task(discovery.step(wait_s=15))
+    await asyncio.sleep(0.2)
+    registration = Registration(client, ME, note=lambda: (True, ""))
+    await registration.step()
+    await _until(lambda: _seen(discovery, watching))
+    assert not discovery.view.stale
+    server.stop()
+    assert not await discovery.step(wait_s=0)
+    assert discovery.view.stale
+    assert [row.service_id for row in discovery.view.services] == ["dsec-node-n1"]
+    server.start()
+    await _until(lambda: discovery.step(wait_s=0))
+    assert not discovery.view.stale
+
+
+async def _seen(discovery: Discovery, watching: asyncio.Task[bool]) -> bool:
+    if watching.done() and not discovery.view.services:
+        return await discovery.step(wait_s=0) and bool(discovery.view.services)
+    return bool(discovery.view.services)
+
+
+async def test_one_leader_at_a_time(client) -> None:
+    first = LeaderLock(client, "dsec/leader", "a")
+    second = LeaderLock(client, "dsec/leader", "b")
+    now = asyncio.get_running_loop().time
+    assert await first.step()
+    assert not await second.step()
+    assert (first.is_leader(now()), second.is_leader(now())) == (True, False)
+    assert not first.is_leader(now() + 60)
+    await first.close()
+    assert await second.step()
+    assert not first.is_leader(now())
+    await client.end_session(second._session)  # lost: taken by another
+    assert await first.step()
+    assert not await second.step()
+    await first.close()
+    await second.close()
+
+
+async def test_batches_are_whole_or_not_at_all(client) -> None:
+    session = await client.open_session("s", ttl_s=10, delete=True)
+    with pytest.raises(DsecError):
+        await client.write([Put(key="t/1", value=b"x"), Put(key="t/2", value=b"y", session="no-such-session")])
+    assert await client.read("t/") == {}
+    await client.write([Put(key="t/1", value=b"\xff\x00", session=session), Put(key="t/2", value=b"")])
+    assert await client.read("t/") == {"t/1": b"\xff\x00", "t/2": b""}
+    await client.end_session(session)
+
+
+async def test_acls_refuse_with_a_hint(tmp_path) -> None:
+    with agent(tmp_path / "acl", acl=True) as server:
+        anonymous, master = ConsulClient(server.endpoint("")), ConsulClient(server.endpoint())
+        await _until(lambda: _can_register(master))
+        with pytest.raises(DeniedError) as caught:
+            await Registration(anonymous, ME, note=lambda: (True, ""))._beat()
+        assert "policies/acl" in caught.value.hint
+        assert server.token not in str(caught.value)
+        assert server.token not in repr(server.endpoint())
+        await anonymous.close()
+        await master.close()
+
+
+async def _can_register(client: ConsulClient) -> bool:
+    try:
+        await client.register(name="x", service_id="x", address="127.0.0.1", port=1, ttl_s=10)
+    except DsecError:
+        return False
+    await client.deregister("x")
+    return True
+
+
+def test_digest_is_small_and_true() -> None:
+    rows = [
+        SandboxHealth(id=f"s{n}", state="running" if n % 3 else "paused", backend="container", heartbeat_at=100 - n)
+        for n in range(3200)
+    ]
+    text = digest(rows, 100.0)
+    assert len(text) < 1024
+    assert json.loads(text)["states"] == {"running": 2133, "paused": 1067}
+    assert json.loads(text)["oldest_heartbeat_s"] == 3199.0
+
+
+def test_transitions_are_bounded() -> None:
+    transitions = Transitions(node="n")
+    for number in range(5000):
+        transitions.unhealthy(f"s{number}", "x" * 10_000)
+    puts = transitions.pending("session")
+    assert len(puts) == 4096
+    assert transitions.dropped == 904
+    assert max(len(put.value or b"") for put in puts) == 512
