@@ -1,4 +1,4 @@
-"""A backend of nothing but records, for tests of the node's own rules: what it was told, what it holds, faults on demand."""
+"""A backend of nothing but records, for tests of the node's own rules: what it was told and holds, faults on demand."""
 
 from __future__ import annotations
 

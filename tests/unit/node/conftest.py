@@ -1,4 +1,4 @@
-"""A node in this process around a backend of records; `daemon()` may be entered again on the same data, as a restart."""
+"""A node in this process around a backend of records; entering `daemon()` again on the same data is a restart."""
 
 from __future__ import annotations
 

@@ -68,10 +68,8 @@ async def test_latency_sensitive_go_first_but_best_effort_is_not_starved():
     queue, order, release = StartQueue(starting_max=1, queue_max=100), [], asyncio.Event()
     tasks = [asyncio.create_task(_hold(queue, "latency_sensitive", order, "first", release))]
     await asyncio.sleep(0)
-    for i in range(3):
-        tasks.append(asyncio.create_task(_hold(queue, "best_effort", order, f"b{i}", release)))
-    for i in range(20):
-        tasks.append(asyncio.create_task(_hold(queue, "latency_sensitive", order, f"l{i}", release)))
+    lines = [("best_effort", f"b{i}") for i in range(3)] + [("latency_sensitive", f"l{i}") for i in range(20)]
+    tasks += [asyncio.create_task(_hold(queue, qos, order, name, release)) for qos, name in lines]
     await asyncio.sleep(0)
     assert queue.waiting == 23
     release.set()
