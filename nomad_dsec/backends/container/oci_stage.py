@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 _STAGE: Final = "/run"
 _SEALED: Final = MS_NOSUID | MS_NODEV | MS_NOEXEC
 _RUNTIME_TIMEOUT_S: Final = 15
+_LIFTED: Final = 64
 
 
 class Steps:
@@ -82,6 +83,8 @@ def stage(request: dict[str, Any], steps: Steps) -> int:
     owner = int(request["uid_base"])
     with steps.step("userns"):
         userns = open_userns(UidRange(base=owner, size=int(request["uid_count"])))
+    # Opened here, since one of the hierarchies may be hidden from the runtime.
+    request["join_fds"] = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in request["join"]]
     with steps.step("namespaces"):
         unshare(CLONE_NEWNS)
         mount(None, "/", None, MS_REC | MS_PRIVATE)
@@ -179,13 +182,14 @@ def _runtime(argv: list[str], request: dict[str, Any]) -> None:
     """Run the OCI runtime with the container's descriptors at 3, 4, ... and, like the container, in its cgroups."""
 
     def enter() -> None:  # in the child; it has one thread
-        for path in request["join"]:
-            fd = os.open(path, os.O_WRONLY)
-            os.write(fd, b"0")
-            os.close(fd)
-        for number, fd in enumerate(request["fds"], LISTEN_FD):
-            os.dup2(fd, number)
-            os.set_inheritable(number, True)
+        try:
+            for fd in request["join_fds"]:
+                os.write(fd, b"0")
+            for number, fd in enumerate(request["fds"], LISTEN_FD):
+                os.dup2(fd, number)
+        except OSError as error:
+            Path(_STAGE, "log").write_text(f"before the runtime: {error}", encoding="utf-8")
+            os._exit(126)
 
     done = subprocess.run(
         argv,
@@ -253,12 +257,17 @@ def main() -> int:
 
 
 def _lifted(request: dict[str, Any]) -> dict[str, Any]:
+    """Move the descriptors out of the way of the numbers that the runtime is to get, and keep those numbers taken."""
+
     def lift(fd: int) -> int:
-        lifted = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
+        lifted = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LIFTED)
         os.close(fd)
         return lifted
 
-    return request | {"fds": [lift(fd) for fd in request["fds"]], "net_fd": lift(request["net_fd"])}
+    lifted = request | {"fds": [lift(fd) for fd in request["fds"]], "net_fd": lift(request["net_fd"])}
+    while os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC) < LISTEN_FD + PRESERVED:
+        pass  # else a pipe that subprocess needs itself could have one of them
+    return lifted
 
 
 if __name__ == "__main__":
