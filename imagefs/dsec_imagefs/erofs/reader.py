@@ -70,9 +70,9 @@ class ErofsReader:
         self.super = found
         if found.block_bits != ondisk.BLOCK_BITS or found.feature_incompat & ~_KNOWN_INCOMPAT:
             raise ImageError("unsupported", f"{name} uses EROFS features {found.feature_incompat:#x} unknown here")
-        if found.feature_compat & ondisk.EROFS_FEATURE_COMPAT_SB_CHKSUM:
-            if ondisk.first_block_checksum(first) != found.checksum:
-                raise ImageError("corrupt", f"the superblock checksum of {name} is wrong")
+        summed = found.feature_compat & ondisk.EROFS_FEATURE_COMPAT_SB_CHKSUM
+        if summed and ondisk.first_block_checksum(first) != found.checksum:
+            raise ImageError("corrupt", f"the superblock checksum of {name} is wrong")
         if os.fstat(fd).st_size < found.blocks * ondisk.BLOCK:
             raise ImageError("corrupt", f"{name} is shorter than its {found.blocks} blocks")
 
@@ -129,16 +129,14 @@ class ErofsReader:
 
     def entries(self, inode: Inode) -> dict[bytes, int]:
         """Names and inode numbers of a directory, without ``.`` and ``..``."""
-        found = {}
+        found: dict[bytes, int] = {}
         data = self.read(inode)
         try:
             for at in range(0, len(data), ondisk.BLOCK):
-                for name, nid, _ in unpack_block(data[at : at + ondisk.BLOCK]):
-                    if name not in (b".", b".."):
-                        found[name] = nid
+                found.update({name: nid for name, nid, _ in unpack_block(data[at : at + ondisk.BLOCK])})
         except ValueError as err:
             raise ImageError("corrupt", f"{self._name}: directory {inode.nid}: {err}") from err
-        return found
+        return {name: nid for name, nid in found.items() if name not in (b".", b"..")}
 
     def xattrs(self, inode: Inode) -> dict[bytes, bytes]:
         """All extended attributes of an inode."""

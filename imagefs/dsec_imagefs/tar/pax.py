@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Records = list[tuple[bytes, bytes]]
 MAX_EXTENTS = 1 << 20
+_TIME = re.compile(rb"([+-]?)(\d*)(?:\.(\d*))?")
 
 
 def parse_records(data: bytes) -> Records:
@@ -47,12 +49,12 @@ def parse_int(key: bytes, value: bytes) -> int:
 
 def parse_time(value: bytes) -> tuple[int, int]:
     """``-1.25`` -> ``(-2, 750000000)``: floor seconds and nanoseconds, exact, further digits dropped."""
-    sign = -1 if value.startswith(b"-") else 1
-    whole, _, fraction = value.lstrip(b"-+").partition(b".")
-    if not (whole + fraction).isdigit() or (fraction and not fraction.isdigit()):
+    match = _TIME.fullmatch(value)
+    whole, fraction = (match[2], match[3] or b"") if match else (b"", b"")
+    if match is None or not whole + fraction:
         raise TarError(f"PAX mtime is no time: {value[:40]!r}")
     nanos = int(whole or b"0") * 10**9 + int(fraction[:9].ljust(9, b"0"))
-    return divmod(sign * nanos, 10**9)
+    return divmod(-nanos if match[1] == b"-" else nanos, 10**9)
 
 
 def xattrs_of(records: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

@@ -1,0 +1,84 @@
+"""An import killed at any step leaves a clean store, and other processes can go on at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dsec_imagefs import ImageStore
+from tests.kit.ocilayout import Layout
+from tests.unit.imagefs.test_sources import EXPECTED, LAYERS, names_of
+
+# The child dies by SIGKILL at its n-th step: at each call into the kernel that changes the store, and each progress
+# report. sys.addaudithook sees open, rename, link, mkdir, unlink as the interpreter makes them.
+CHILD = """
+import os, pathlib, signal, sys
+from dsec_imagefs import ImageStore
+store = ImageStore(pathlib.Path(sys.argv[1]))
+left = int(sys.argv[3])
+def step(*_):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+def hook(event, args):
+    if event in ("os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir") or (
+        event == "open" and str(args[0]).startswith(sys.argv[1]) and args[2] & (os.O_WRONLY | os.O_RDWR)
+    ):
+        step()
+sys.addaudithook(hook)
+store.import_image("oci:" + sys.argv[2], "demo", progress=step)
+print("done", left)
+"""
+
+
+def child(store, layout, steps: int) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", CHILD, str(store), str(layout), str(steps)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.timeout(300)
+def test_killed_at_any_step_the_store_is_clean(tmp_path):
+    Layout(tmp_path / "l").image(LAYERS)
+    whole = child(tmp_path / "whole", tmp_path / "l", 1_000_000)
+    assert whole.returncode == 0, whole.stderr
+    steps = 1_000_000 - int(whole.stdout.split()[1])
+    assert steps > 15
+    for number in range(1, steps + 1):
+        root = tmp_path / f"s{number}"
+        done = child(root, tmp_path / "l", number)
+        assert done.returncode == -9, (number, done.stdout, done.stderr)
+        check_clean(root)
+        store = ImageStore(root)
+        store.import_image(f"oci:{tmp_path}/l", "demo")  # nothing in the way of the next one
+        assert names_of(store, "demo") == EXPECTED
+
+
+def check_clean(root) -> None:
+    """What a name or record points at is whole; after a collection nothing else is left."""
+    store = ImageStore(root)
+    assert [path.name for path in (root / "tmp").iterdir()] == []
+    for image in store.ls():
+        store.verify(image.digest)
+        assert names_of(store, image.digest) == EXPECTED
+    store.gc()
+    kept = {image.rootfs.removeprefix("sha256:") for image in store.ls()}
+    assert {path.stem for path in (root / "blobs" / "sha256").iterdir()} == kept
+    strays = [path for path in root.rglob("*.tmp") if path.name.startswith(".")]
+    assert strays == []
+
+
+def test_processes_import_the_same_image_at_once(tmp_path):
+    Layout(tmp_path / "l").image(LAYERS)
+    argv = [sys.executable, "-c", CHILD, str(tmp_path / "store"), str(tmp_path / "l"), "1000000"]
+    running = [subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(4)]
+    for one in running:
+        _, errors = one.communicate(timeout=60)
+        assert one.returncode == 0, errors
+    store = ImageStore(tmp_path / "store")
+    assert names_of(store, "demo") == EXPECTED
+    assert len(store.ls()) == 1
+    assert os.listdir(tmp_path / "store" / "tmp") == []

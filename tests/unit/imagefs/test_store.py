@@ -1,0 +1,242 @@
+"""The store: names, digests, prefixes, removal, collection, verification, leftovers, other versions."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+
+import pytest
+
+from dsec_imagefs import ImageConfig, ImageError, ImageStore
+from dsec_imagefs.image import Image, image_digest, normal_name, parse_record, render_record
+from dsec_imagefs.mountinfo import parse_mountinfo
+from tests.kit.ocilayout import Layout
+from tests.unit.imagefs.test_sources import LAYERS
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ImageStore(tmp_path / "store")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    path = tmp_path / "tree"
+    (path / "etc").mkdir(parents=True)
+    (path / "etc" / "f").write_text("one")
+    return path
+
+
+def change(tree, text: str) -> None:
+    (tree / "etc" / "f").write_text(text)
+
+
+def blobs(store) -> set[str]:
+    return {p.stem for p in (store.root / "blobs" / "sha256").iterdir()}
+
+
+def test_an_image_is_found_by_every_kind_of_reference(store, tree):
+    image = store.import_image(f"dir:{tree}", "demo")
+    digest = image.digest
+    for ref in ("demo", "demo:latest", digest, digest[:20], digest.removeprefix("sha256:")[:6]):
+        assert store.resolve(ref) == image
+    assert store.ls() == [image]
+    assert image.names == ("demo:latest",)
+    assert image.files == 3
+    assert store.blob_path(image.rootfs).stat().st_size == image.size_bytes
+
+
+def test_unknown_references_say_what_there_is(store, tree):
+    with pytest.raises(ImageError, match="no image 'x'") as caught:
+        store.resolve("x")
+    assert caught.value.field == "ref"
+    store.import_image(f"dir:{tree}", "demo")
+    with pytest.raises(ImageError) as caught:
+        store.resolve("demo:2")
+    assert "demo:latest" in caught.value.hint
+    for ref in ("", "../../etc/passwd", "sha256:" + "0" * 64, "a b", "*"):
+        with pytest.raises(ImageError, match="no image"):
+            store.resolve(ref)
+
+
+def test_the_same_source_again_is_the_same_image(store, tree):
+    one = store.import_image(f"dir:{tree}", "a")
+    two = store.import_image(f"dir:{tree}", "b")
+    assert one.digest == two.digest
+    assert two.names == ("a:latest", "b:latest")
+    assert len(blobs(store)) == 1
+
+
+def test_a_name_moves_and_gc_takes_what_lost_its_name(store, tree):
+    old = store.import_image(f"dir:{tree}", "demo")
+    change(tree, "two")
+    new = store.import_image(f"dir:{tree}", "demo")
+    assert store.resolve("demo").digest == new.digest
+    assert store.resolve(old.digest).names == ()
+    collected = store.gc()
+    assert collected.images == (old.digest,)
+    assert collected.blobs == (old.rootfs,)
+    assert collected.freed_bytes > 0
+    assert store.ls() == [new]
+
+
+def test_images_that_differ_in_configuration_share_a_root(store, tmp_path):
+    layout = Layout(tmp_path / "l")
+    layout.image(LAYERS, tag="a")
+    one = store.import_image(f"oci:{tmp_path}/l", "configured")
+    tree = Image(digest="", rootfs=one.rootfs, config=ImageConfig(), source="test", size_bytes=one.size_bytes)
+    spare = store.root / "tmp" / "copy"
+    spare.write_bytes(store.blob_path(one.rootfs).read_bytes())
+    other = store.publish(
+        Image(digest=image_digest(one.rootfs, tree.config), rootfs=one.rootfs, config=tree.config, source="test",
+              size_bytes=one.size_bytes), spare, "plain",
+    )  # fmt: skip
+    assert other.digest != one.digest
+    assert len(blobs(store)) == 1
+    store.rm("configured")
+    assert blobs(store) == {one.rootfs.removeprefix("sha256:")}
+    store.rm("plain")
+    assert blobs(store) == set()
+
+
+def test_rm_takes_one_name_and_with_the_last_the_image(store, tree):
+    image = store.import_image(f"dir:{tree}", "a")
+    store.tag("a", "b:1")
+    assert store.rm("a") == ("a:latest",)
+    assert store.resolve("b:1").digest == image.digest
+    assert store.rm("b:1") == ("b:1", image.digest)
+    assert store.ls() == []
+    assert blobs(store) == set()
+    with pytest.raises(ImageError) as caught:
+        store.rm("b:1")
+    assert caught.value.code == "not_found"
+
+
+def test_rm_by_digest_takes_all_names(store, tree):
+    image = store.import_image(f"dir:{tree}", "a")
+    store.tag("a", "b")
+    assert store.rm(image.digest) == ("a:latest", "b:latest", image.digest)
+    assert store.ls() == []
+
+
+def test_what_is_used_is_neither_removed_nor_collected(store, tree):
+    image = store.import_image(f"dir:{tree}")
+    store.users.add(image.rootfs.removeprefix("sha256:"), "sb-1", image.digest)
+    assert store.gc().images == ()
+    with pytest.raises(ImageError, match="sb-1") as caught:
+        store.rm(image.digest)
+    assert caught.value.code == "in_use"
+    store.users.remove("sb-1", image.digest)
+    assert store.gc().images == (image.digest,)
+
+
+def test_force_removes_what_is_used(store, tree):
+    image = store.import_image(f"dir:{tree}", "a")
+    store.users.add(image.rootfs.removeprefix("sha256:"), "sb-1", image.digest)
+    store.rm("a", force=True)
+    assert store.ls() == []
+    assert blobs(store) == set()
+
+
+def test_verify_notices_one_changed_bit(store, tree):
+    image = store.import_image(f"dir:{tree}", "a")
+    assert store.verify("a") == image
+    path = store.blob_path(image.rootfs)
+    with path.open("r+b") as blob:
+        blob.seek(-1, os.SEEK_END)
+        blob.write(b"\x01")
+    with pytest.raises(ImageError, match="not what was imported") as caught:
+        store.verify("a")
+    assert caught.value.code == "corrupt"
+
+
+def test_a_missing_root_is_noticed_by_inspect(store, tree):
+    image = store.import_image(f"dir:{tree}", "a")
+    store.blob_path(image.rootfs).unlink()
+    with pytest.raises(ImageError, match="missing"):
+        store.inspect("a")
+
+
+def test_opening_sweeps_what_the_dead_left_and_spares_the_living(store):
+    dead, living = store.root / "tmp" / "dead", store.root / "tmp" / "living"
+    for path in (dead, living):
+        (path / "root" / "sub").mkdir(parents=True)
+    (store.root / "tmp" / "stray").write_text("x")
+    fd = os.open(living / "owner.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        ImageStore(store.root)
+        assert [p.name for p in (store.root / "tmp").iterdir()] == ["living"]
+    finally:
+        os.close(fd)
+    assert store.gc().leftovers == 1
+
+
+def test_a_store_of_another_version_is_refused(store):
+    (store.root / "format").write_text("9\n")
+    with pytest.raises(ImageError, match="another version") as caught:
+        ImageStore(store.root)
+    assert caught.value.code == "bad_store"
+
+
+def test_imports_of_one_image_at_once_agree(store, tree):
+    results, errors = [], []
+
+    def work(number: int) -> None:
+        try:
+            results.append(store.import_image(f"dir:{tree}", f"n{number}").digest)
+        except ImageError as err:
+            errors.append(err)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert errors == []
+    assert len(results) == 6
+    assert len(set(results)) == 1
+    assert store.resolve("n0").names == tuple(f"n{n}:latest" for n in range(6))
+    assert len(blobs(store)) == 1
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_progress_tells_the_stages(store, tree):
+    seen = []
+    store.import_image(f"dir:{tree}", "a", progress=lambda stage, done, total: seen.append((stage, done, total)))
+    stages = list(dict.fromkeys(stage for stage, _, _ in seen))
+    assert stages == ["plan", "write", "sync", "publish"]
+    assert [(d, t) for s, d, t in seen if s == "write"][-1][0] == store.resolve("a").size_bytes
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a:b:c", "../x", "a//b", "x/", "sha256:" + "0" * 64, "é", "a" * 200])
+def test_names_that_are_none_are_refused_before_anything_happens(store, tree, name):
+    with pytest.raises(ImageError) as caught:
+        store.import_image(f"dir:{tree}", name)
+    assert (caught.value.code, caught.value.field) == ("bad_name", "name")
+    assert store.ls() == []
+
+
+def test_names_get_a_tag():
+    assert normal_name("reg.io/a/b") == "reg.io/a/b:latest"
+    assert normal_name("a:1.2-x") == "a:1.2-x"
+
+
+def test_records_survive_a_round_trip_and_damage_is_named():
+    image = Image(
+        digest="sha256:" + "a" * 64, rootfs="sha256:" + "b" * 64, source="dir:/x", notes=("n",), layers=("sha256:c",),
+        config=ImageConfig(env=("A=1",), labels={"l": "v"}),
+    )  # fmt: skip
+    assert parse_record(render_record(image), "x") == image
+    for raw in (b"", b"{}", b"[]", b'{"version": 2}', render_record(image)[:-5]):
+        with pytest.raises(ImageError) as caught:
+            parse_record(raw, "x.json")
+        assert caught.value.code == "corrupt"
+
+
+def test_mountinfo_is_unescaped():
+    line = b"36 35 98:0 / /mnt/a\\040b rw shared:1 master:2 - erofs /x\\134y ro\n1 2 0:1 /r /p rw - tmpfs none rw\n"
+    one, two = parse_mountinfo(line)
+    assert (one.target, one.source, one.fs_type, one.shared) == ("/mnt/a b", "/x\\y", "erofs", True)
+    assert (two.target, two.root, two.shared) == ("/p", "/r", False)
