@@ -40,6 +40,10 @@ _KEEPALIVE = (  # a host that vanished without a word is noticed within half a m
 )
 
 
+class Cut(ConnectionResetError):
+    """One side of a relay is gone in the middle; the other was cut too. Passes the error middleware as it is."""
+
+
 class _ErrorReply(msgspec.Struct):
     error: ErrorBody
 
@@ -91,6 +95,8 @@ class NodeClient:
                         hint="put the node's token into gateway.nodes",
                     )
                 yield reply
+        except Cut:
+            raise
         except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
             raise self.fault(error) from error
 
@@ -104,8 +110,19 @@ class NodeClient:
                 url, max_msg_size=WS_MESSAGE_BYTES, autoclose=False, autoping=True, timeout=timeout, heartbeat=20.0
             ) as ws:
                 yield ws
+        except aiohttp.WSServerHandshakeError as error:
+            raise await self._refusal(path, error) from error
         except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
             raise self.fault(error) from error
+
+    async def _refusal(self, path: str, error: aiohttp.WSServerHandshakeError) -> Exception:
+        """Aiohttp drops the body of a refused handshake; the same request without the upgrade is refused alike."""
+        if error.status < 400:
+            return self.fault(error)
+        async with asyncio.timeout(CONNECT_TIMEOUT_S * 2), self.open("GET", path) as reply:
+            if reply.status < 400:
+                return self.fault(error)
+            return error_of(await self.read(reply, MAX_ERROR_BYTES), reply.status, self.endpoint.name)
 
     async def call(
         self, method: str, path: str, kind: type[T], *, body: bytes | None = None, timeout_s: float, max_bytes: int
@@ -157,8 +174,10 @@ class NodeClient:
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self._strange(f"what should be a {kind.__name__} is not: {error}") from error
 
-    def fault(self, error: Exception) -> DsecError:
-        """Our error for a failed exchange."""
+    def fault(self, error: Exception) -> Exception:
+        """Our error for a failed exchange; what stopped the request's own body comes first."""
+        if isinstance(error.__cause__, DsecError | Cut):
+            return error.__cause__
         if isinstance(error, aiohttp.ClientResponseError | aiohttp.http_exceptions.HttpProcessingError | ValueError):
             return self._strange(str(error)[:300])
         sent = not isinstance(error, aiohttp.ClientConnectorError)

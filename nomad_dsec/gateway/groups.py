@@ -96,7 +96,7 @@ class GroupCreate:
         self._open: set[str] = set()  # ids that a node may have and nobody holds yet
 
     async def run(self) -> CreateReply:
-        """The sandboxes, all of them unless all_or_none is false. Raises CapacityError with refusals, or what nodes said.
+        """The sandboxes; all of them unless all_or_none is false. CapacityError with refusals, or what nodes said.
 
         The ids of the reply are still journaled: the caller settles them once the reply is certain.
         """
@@ -137,7 +137,7 @@ class GroupCreate:
                 self._excluded = {node: why for node, why in self._excluded.items() if why not in PASSING}
 
     def _place(self) -> Decision:
-        if not self._digest and len(self._excluded) >= BLIND_ASKS:
+        if not self._digest and list(self._excluded.values()).count(feasible.IMAGE) >= BLIND_ASKS:
             raise self._engine.table.images.not_found(self._request.image)
         engine = self._engine
         views = engine.table.views()
@@ -185,11 +185,11 @@ class GroupCreate:
             for portion in self._portions(engine.table.find(node), share)
         ]
         ids = [one for portion in portions for one in portion.ids]
+        self._open.update(ids)
         try:
             engine.failpoints.reach("placed")
             with engine.metrics.step("journal"):
                 await engine.db.write(*record_statements(ids, engine.clock.now()))
-            self._open.update(ids)
             engine.failpoints.reach("journaled")
             with engine.metrics.step("node"):
                 await self._ask_each(portions)
@@ -266,9 +266,8 @@ class GroupCreate:
             for info in portion.made:
                 engine.table.roster.put(info, at=now)
             self._made.extend(portion.made)
-            self._failures.extend(portion.failures)
-            self._close([failure.id for failure in portion.failures])
-            self._left -= len(portion.ids)
+            self._left -= len(portion.made)
+            self._take_failures(portion)
             return
         self._errors.append(error)
         if isinstance(error, CapacityError | UsageError | DeniedError):
@@ -281,6 +280,16 @@ class GroupCreate:
         self._excluded[portion.node.id] = error.code
         engine.metrics.refused({error.code: 1})
         log.info("a node refused a create", node=portion.node.id, code=error.code, count=len(portion.ids))
+
+    def _take_failures(self, portion: Portion) -> None:
+        """Members of a group that need not be whole: those without room there are tried elsewhere."""
+        self._close([failure.id for failure in portion.failures])
+        for failure in portion.failures:
+            if failure.error.get("kind") == CapacityError.kind:
+                self._excluded[portion.node.id] = str(failure.error.get("code", "capacity"))
+            else:
+                self._failures.append(failure)
+                self._left -= 1
 
     def _close(self, ids: Sequence[str]) -> None:
         if ids:

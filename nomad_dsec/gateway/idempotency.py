@@ -1,4 +1,4 @@
-"""Idempotency keys: the same key and body get the same reply for a day, also after a restart; another body is an error."""
+"""Idempotency keys: for a day the same key and body get the same reply, restarts included; another body is an error."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def settle_statements(ids: Iterable[str]) -> list[Statement]:
 
 
 class Reaper:
-    """Removes doomed sandboxes from their nodes, however long that takes. `spawn` runs a coroutine in the background."""
+    """Removes doomed sandboxes from their nodes, however long it takes. `spawn` runs a coroutine in the background."""
 
     def __init__(
         self,

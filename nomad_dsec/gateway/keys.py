@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 import secrets
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 from libdsec.errors import DeniedError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from nomad_dsec.clock import Clock
     from nomad_dsec.gateway.db import Database
 
@@ -106,18 +109,27 @@ class Keyring:
 
     async def create(self, namespace: str, *, admin: bool = False, label: str = "") -> tuple[KeyRow, str]:
         """A new key and its secret, which is shown this once."""
+        row, token = self.mint(namespace, admin=admin, label=label)
+        await self.add(row, token)
+        return row, token
+
+    def mint(self, namespace: str, *, admin: bool, label: str) -> tuple[KeyRow, str]:
+        """A key that does not count before it is added."""
         check_namespace(namespace)
         key_id = _random(5)
-        token = f"{PREFIX}{key_id}_{_random(20)}"
-        row = KeyRow(id=key_id, namespace=namespace, admin=admin, label=label, created_at=self._clock.now())
+        row = KeyRow(id=key_id, namespace=namespace, admin=admin, label=label[:256], created_at=self._clock.now())
+        return row, f"{PREFIX}{key_id}_{_random(20)}"
+
+    async def add(self, row: KeyRow, token: str) -> None:
+        """Store it; from now on it opens."""
+        digest = _hash(token)
         await self._db.write(
             (
                 "INSERT INTO keys (id, hash, namespace, admin, label, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-                (row.id, _hash(token), namespace, int(admin), label, row.created_at),
+                (row.id, digest, row.namespace, int(row.admin), row.label, row.created_at),
             )
         )
-        self._by_hash[_hash(token)] = Principal(key_id=key_id, namespace=namespace, admin=admin)
-        return row, token
+        self._by_hash[digest] = Principal(key_id=row.id, namespace=row.namespace, admin=row.admin)
 
     async def revoke(self, key_id: str) -> KeyRow:
         """End a key at once; repeating it is harmless. NotFoundError when there is none."""
@@ -152,6 +164,17 @@ def require_admin(principal: Principal) -> None:
     """DeniedError admin_only unless the key is an admin's."""
     if not principal.admin:
         raise DeniedError("admin_only", "this needs an admin key", hint="use the operator's key")
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """A file that only this user may read; replaces one that is there, and is whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(secret + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
 
 
 def _random(size: int) -> str:

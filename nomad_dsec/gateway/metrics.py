@@ -31,21 +31,19 @@ class GatewayMetrics:
         )
         self._refusals = Counter(
             "dsec_gateway_refusals_total",
-            "Nodes that placement or they themselves refused",
+            "Nodes not taken, by reason",
             ["reason"],
             registry=registry,
         )
         self._reaped = Counter(
             "dsec_gateway_reaped_total",
-            "Ids of undone creates, by whether the node had them",
+            "Ids of undone creates, by whether they existed",
             ["existed"],
             registry=registry,
         )
         self.inflight = Gauge("dsec_gateway_creates_inflight", "Creates under way", registry=registry)
         self.nodes = Gauge("dsec_gateway_nodes", "Nodes by standing", ["standing"], registry=registry)
-        self.cuts = Counter(
-            "dsec_gateway_relays_cut_total", "Relayed streams cut, by side", ["side"], registry=registry
-        )
+        self.cuts = Counter("dsec_gateway_relays_cut_total", "Relays cut, by side", ["side"], registry=registry)
         self._request_of: dict[tuple[str, int], Counter] = {}
 
     def request(self, route: str, status: int) -> None:

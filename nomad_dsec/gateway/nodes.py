@@ -89,6 +89,7 @@ class NodeTable:
         self.images = images
         self.by_endpoint: dict[Endpoint, Node] = {}
         self.by_id: dict[str, Node] = {}
+        self.remembered: dict[str, str] = {}  # node id -> endpoint name, of a former run
         self.changed = asyncio.Event()
         self._images_at = float("-inf")
 
@@ -137,11 +138,19 @@ class NodeTable:
             if node.info is not None:
                 stale, address = node.standing is not Standing.LIVE, node.client.endpoint.name
                 infos.append(msgspec.structs.replace(node.info, stale=stale, address=address))
-        infos.extend(
-            NodeInfo(node="", address=node.client.endpoint.name, stale=True, version=node.error or "not heard yet")
-            for node in self.unheard()
-        )
+        names = {endpoint: node for node, endpoint in self.remembered.items()}
+        for node in self.unheard():
+            address = node.client.endpoint.name
+            infos.append(NodeInfo(node=names.get(address, ""), address=address, stale=True, version=node.error or "?"))
         return infos
+
+    def unasked(self) -> list[str]:
+        """Nodes that can't be asked now: stale and lost ones, and those known from a former run and not heard yet."""
+        silent = {node.client.endpoint.name for node in self.unheard()}
+        return sorted(
+            {node.id for node in self.all() if node.standing is not Standing.LIVE}
+            | {node for node, endpoint in self.remembered.items() if endpoint in silent}
+        )
 
     async def wait_heard(self, *, timeout_s: float) -> None:
         """Until each endpoint has answered once, or the time is over."""

@@ -1,0 +1,72 @@
+"""`python -m nomad_dsec.gateway`: prints one JSON line with its address once it serves; SIGTERM ends it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+from libdsec.errors import DsecError, UsageError
+
+from nomad_dsec.config import add_flags, from_args
+from nomad_dsec.gateway.server import ADMIN_KEY_FILE, Gateway, GatewayOptions, static_source
+from nomad_dsec.log import setup_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nomad_dsec.config import Settings
+
+
+def options_of(settings: Settings) -> GatewayOptions:
+    """The gateway's options from settings; UsageError names the setting."""
+    return GatewayOptions(
+        data=Path(settings["gateway.data"]),
+        source=static_source(settings["gateway.nodes"]),
+        host=settings["gateway.host"],
+        port=settings["gateway.port"],
+        admin_key=settings["gateway.admin_key"],
+        create_inflight_max=settings["gateway.create_inflight_max"],
+        failpoint=settings["gateway.failpoint"],
+    )
+
+
+async def serve(options: GatewayOptions) -> None:
+    """Run until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with Gateway(options) as gateway:
+        ready = {"address": gateway.address, "admin_key_file": str(options.data / ADMIN_KEY_FILE)}
+        sys.stdout.write(json.dumps(ready) + "\n")
+        sys.stdout.flush()
+        await stop.wait()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 ended on request, 1 fault, 2 usage."""
+    parser = argparse.ArgumentParser(prog="python -m nomad_dsec.gateway", description="The dsec gateway.")
+    add_flags(parser, ("gateway", "log"))
+    try:
+        settings = from_args(parser.parse_args(argv))
+        setup_logging(level=settings["log.level"], json_lines=settings["log.json"])
+        options = options_of(settings)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(options))
+    except UsageError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except DsecError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
