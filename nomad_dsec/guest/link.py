@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from libdsec.errors import (
     CapacityError,
@@ -166,8 +166,7 @@ class Link(asyncio.Protocol):
     # -- called by the transport
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport; greet."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
         self.write(frames.encode_frame(Frame.HELLO, 0, frames.encode_fields([(Tag.VERSION, frames.VERSION)])))
 
     def data_received(self, data: bytes) -> None:
@@ -252,7 +251,7 @@ class Link(asyncio.Protocol):
     async def call(
         self, frame_type: int, fields: Fields, *, timeout_s: float | None, what: str = ""
     ) -> tuple[bytes, Sequence[RawFrame]]:
-        """A request with a bounded answer: the payload of OK and the ITEM frames before it. DeadlineExceeded when late."""
+        """A request with a bounded answer: payload of OK, and the ITEM frames before it. DeadlineExceeded when late."""
         stream = self.open(frame_type, fields, what=what)
         items: list[RawFrame] = []
         try:
