@@ -86,7 +86,7 @@ static int write_file(const char *path, const char *text)
 	if (fd < 0)
 		return -1;
 	ssize_t wrote = write(fd, text, strlen(text));
-	return close_with(fd, wrote < 0 ? -1 : 0);
+	return launch_close(fd, wrote < 0 ? -1 : 0);
 }
 
 static int wait_for_kill(void *unused)
@@ -202,7 +202,7 @@ static int spawn(struct launch *l, struct plan *p, uint8_t *bytes, size_t size, 
 		.exit_signal = SIGCHLD,
 	};
 	if (cloning.f[1].number != NO_FD) {
-		int cgroup = fd_at(l, cloning.f[1].number);
+		int cgroup = launch_fd(l, cloning.f[1].number);
 		if (cgroup < 0)
 			return -1;
 		args.flags |= CLONE_INTO_CGROUP;

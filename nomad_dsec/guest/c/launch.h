@@ -153,12 +153,12 @@ int op_caps(struct launch *l, const struct op *op);
 int op_seccomp(struct launch *l, const struct op *op);
 
 /* launch_path.c: paths inside the sandbox, resolved by the kernel below root_fd; descriptors are O_PATH. */
-int path_open(struct launch *l, const char *path, uint64_t flags, uint64_t resolve);
-int path_open_parent(struct launch *l, const char *path, const char **name);
-int path_make(struct launch *l, const char *path, uint32_t mode, int want_file);
-int fd_at(struct launch *l, uint64_t index); /* a passed descriptor, or -1 with EBADF */
-int close_with(int fd, int result); /* closes fd, keeps errno, returns result */
-int fail(struct launch *l, const char *what); /* notes what failed; always -1 and keeps errno */
+int root_open(struct launch *l, const char *path, uint64_t flags, uint64_t resolve);
+int root_open_parent(struct launch *l, const char *path, const char **name);
+int root_make(struct launch *l, const char *path, uint32_t mode, int want_file);
+int launch_fd(struct launch *l, uint64_t index); /* a passed descriptor, or -1 with EBADF */
+int launch_close(int fd, int result); /* closes fd, keeps errno, returns result */
+int launch_fail(struct launch *l, const char *what); /* notes what failed; always -1 and keeps errno */
 
 /* launch.c: carry out every operation that is not the spawner's; returns 0 or -1 with the report filled. */
 int carry_out(struct launch *l, struct plan *p, struct report *report, uint64_t began_us);

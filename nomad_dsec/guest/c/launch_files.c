@@ -15,26 +15,26 @@
 int op_mknod(struct launch *l, const struct op *op)
 {
 	const char *name;
-	int dir = path_open_parent(l, op->f[0].data, &name);
+	int dir = root_open_parent(l, op->f[0].data, &name);
 	if (dir < 0)
 		return -1;
 	dev_t device = makedev((unsigned)op->f[2].number, (unsigned)op->f[3].number);
 	int result = mknodat(dir, name, S_IFCHR | (mode_t)op->f[1].number, device) ||
 			     fchownat(dir, name, (uid_t)l->uid_base, (gid_t)l->uid_base, AT_SYMLINK_NOFOLLOW)
-		       ? fail(l, op->f[0].data) : 0;
-	return close_with(dir, result);
+		       ? launch_fail(l, op->f[0].data) : 0;
+	return launch_close(dir, result);
 }
 
 int op_symlink(struct launch *l, const struct op *op)
 {
 	const char *name;
-	int dir = path_open_parent(l, op->f[0].data, &name);
+	int dir = root_open_parent(l, op->f[0].data, &name);
 	if (dir < 0)
 		return -1;
 	int result = symlinkat(op->f[1].data, dir, name) ||
 			     fchownat(dir, name, (uid_t)l->uid_base, (gid_t)l->uid_base, AT_SYMLINK_NOFOLLOW)
-		       ? fail(l, op->f[0].data) : 0;
-	return close_with(dir, result);
+		       ? launch_fail(l, op->f[0].data) : 0;
+	return launch_close(dir, result);
 }
 
 static int write_whole(int fd, const char *data, size_t length)
@@ -57,11 +57,11 @@ int op_file(struct launch *l, const struct op *op)
 	size_t length = name ? (size_t)(name - path) : 0;
 	if (!name || !name[1] || length >= sizeof(parent)) {
 		errno = EINVAL;
-		return fail(l, path);
+		return launch_fail(l, path);
 	}
 	memcpy(parent, path, length);
 	parent[length] = 0;
-	int dir = path_make(l, parent, 0755, 0);
+	int dir = root_make(l, parent, 0755, 0);
 	if (dir < 0)
 		return -1;
 	/* What is there and no plain file (a link, a device, a FIFO of the image) is replaced, never opened. */
@@ -70,17 +70,23 @@ int op_file(struct launch *l, const struct op *op)
 	int there = replace && fstatat(dir, name + 1, &st, AT_SYMLINK_NOFOLLOW) == 0;
 	if (there && !S_ISREG(st.st_mode)) {
 		if (unlinkat(dir, name + 1, 0))
-			return close_with(dir, fail(l, path));
+			return launch_close(dir, launch_fail(l, path));
 		there = 0;
 	}
 	int flags = O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | (there ? O_TRUNC : O_CREAT | O_EXCL);
 	int fd = openat(dir, name + 1, flags, (mode_t)op->f[2].number);
-	close_with(dir, 0);
+	launch_close(dir, 0);
 	if (fd < 0)
-		return fail(l, path);
+		return launch_fail(l, path);
 	int result = fchown(fd, (uid_t)l->uid_base, (gid_t)l->uid_base) || fchmod(fd, (mode_t)op->f[2].number) ||
-		     write_whole(fd, op->f[1].data, op->f[1].length) ? fail(l, path) : 0;
-	return close_with(fd, result);
+		     write_whole(fd, op->f[1].data, op->f[1].length) ? launch_fail(l, path) : 0;
+	return launch_close(fd, result);
+}
+
+static mode_t pinned_mode(mode_t mode)
+{
+	/* The group stands for the owner that was: a directory of mode 0700 stays open to inside's root. */
+	return (mode & 07777) | 01020 | (mode & 0700) >> 3;
 }
 
 /* Nobody inside may rename or remove `name` in `dir`: it and its directory belong to nobody that exists inside, the
@@ -90,14 +96,14 @@ static int pin_one(struct launch *l, int dir, const char *name)
 {
 	struct stat parent, entry;
 	if (fstat(dir, &parent) || fstatat(dir, name, &entry, AT_SYMLINK_NOFOLLOW))
-		return fail(l, name);
+		return launch_fail(l, name);
 	gid_t base = (gid_t)l->uid_base;
-	if (parent.st_uid != 0 && (fchown(dir, 0, base) || fchmod(dir, (parent.st_mode & 07777) | 01020)))
-		return fail(l, name);
+	if (parent.st_uid != 0 && (fchown(dir, 0, base) || fchmod(dir, pinned_mode(parent.st_mode))))
+		return launch_fail(l, name);
 	if (!S_ISREG(entry.st_mode) && entry.st_uid != 0 &&
 	    (fchownat(dir, name, 0, base, AT_SYMLINK_NOFOLLOW) ||
-	     (S_ISDIR(entry.st_mode) && fchmodat(dir, name, (entry.st_mode & 07777) | 01020, 0))))
-		return fail(l, name);
+	     (S_ISDIR(entry.st_mode) && fchmodat(dir, name, pinned_mode(entry.st_mode), 0))))
+		return launch_fail(l, name);
 	return 0;
 }
 
@@ -107,7 +113,7 @@ int op_pin(struct launch *l, const struct op *op)
 	char todo[4096], next[4096], done[4096] = "/";
 	if (op->f[0].length >= sizeof(todo)) {
 		errno = ENAMETOOLONG;
-		return fail(l, "path");
+		return launch_fail(l, "path");
 	}
 	memcpy(todo, op->f[0].data, op->f[0].length + 1);
 	for (int steps = 0; steps < 256; steps++) {
@@ -128,12 +134,12 @@ int op_pin(struct launch *l, const struct op *op)
 			memmove(todo, rest, strlen(rest) + 1);
 			continue;
 		}
-		int dir = path_open(l, done, O_RDONLY | O_DIRECTORY, STRICT);
+		int dir = root_open(l, done, O_RDONLY | O_DIRECTORY, STRICT);
 		if (dir < 0)
 			return -1;
 		int result = pin_one(l, dir, part);
 		ssize_t got = result ? -1 : readlinkat(dir, part, link, sizeof(link) - 1);
-		close_with(dir, 0);
+		launch_close(dir, 0);
 		if (result)
 			return -1;
 		int wrote;
@@ -154,5 +160,5 @@ int op_pin(struct launch *l, const struct op *op)
 		memcpy(todo, next, (size_t)wrote + 1);
 	}
 	errno = ELOOP;
-	return fail(l, op->f[0].data);
+	return launch_fail(l, op->f[0].data);
 }

@@ -36,13 +36,13 @@ int op_rlimit(struct launch *l, const struct op *op)
 {
 	struct rlimit now, want = {.rlim_cur = (rlim_t)op->f[1].number, .rlim_max = (rlim_t)op->f[2].number};
 	if (getrlimit((__rlimit_resource_t)op->f[0].number, &now))
-		return fail(l, "getrlimit");
+		return launch_fail(l, "getrlimit");
 	/* A host whose own hard limit is lower keeps it: raising takes CAP_SYS_RESOURCE, which hosts withhold. */
 	if (want.rlim_max > now.rlim_max)
 		want.rlim_max = now.rlim_max;
 	if (want.rlim_cur > want.rlim_max)
 		want.rlim_cur = want.rlim_max;
-	return setrlimit((__rlimit_resource_t)op->f[0].number, &want) ? fail(l, "setrlimit") : 0;
+	return setrlimit((__rlimit_resource_t)op->f[0].number, &want) ? launch_fail(l, "setrlimit") : 0;
 }
 
 /* Best effort: lowering the score takes CAP_SYS_RESOURCE, which some hosts' root lacks. */
@@ -50,7 +50,7 @@ int op_oom_score(struct launch *l, const struct op *op)
 {
 	char text[16];
 	int length = snprintf(text, sizeof(text), "%d", (int)op->f[0].number - 1000);
-	int fd = path_open(l, "/proc/self/oom_score_adj", O_WRONLY, RESOLVE_IN_ROOT);
+	int fd = root_open(l, "/proc/self/oom_score_adj", O_WRONLY, RESOLVE_IN_ROOT);
 	l->detail = NULL;
 	if (fd < 0)
 		return 0;
@@ -64,9 +64,9 @@ int op_enter_userns(struct launch *l, const struct op *op)
 {
 	(void)op;
 	if (setns(l->userns_fd, CLONE_NEWUSER))
-		return fail(l, "setns");
+		return launch_fail(l, "setns");
 	if (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0))
-		return fail(l, "become root inside");
+		return launch_fail(l, "become root inside");
 	return 0;
 }
 
@@ -78,17 +78,17 @@ int op_sysctl(struct launch *l, const struct op *op)
 	struct statfs fs;
 	if (strncmp(name, "user/", 5)) {
 		errno = EPERM;
-		return fail(l, name);
+		return launch_fail(l, name);
 	}
 	int fd = (int)syscall(SYS_openat2, l->sysctl_fd, name, &how, sizeof(how));
 	if (fd < 0)
-		return fail(l, name);
+		return launch_fail(l, name);
 	if (fstatfs(fd, &fs) || fs.f_type != PROC_SUPER_MAGIC) {
 		errno = EXDEV;
-		return close_with(fd, fail(l, name));
+		return launch_close(fd, launch_fail(l, name));
 	}
 	ssize_t wrote = write(fd, op->f[1].data, op->f[1].length);
-	return close_with(fd, wrote == (ssize_t)op->f[1].length ? 0 : fail(l, name));
+	return launch_close(fd, wrote == (ssize_t)op->f[1].length ? 0 : launch_fail(l, name));
 }
 
 int op_landlock(struct launch *l, const struct op *op)
@@ -97,29 +97,29 @@ int op_landlock(struct launch *l, const struct op *op)
 		.handled_fs = op->f[0].number, .handled_net = op->f[1].number, .scoped = op->f[2].number};
 	size_t size = rules.scoped ? sizeof(rules) : rules.handled_net ? 16 : 8;
 	l->landlock_fd = (int)syscall(SYS_landlock_create_ruleset, &rules, size, 0);
-	return l->landlock_fd < 0 ? fail(l, "landlock_create_ruleset") : 0;
+	return l->landlock_fd < 0 ? launch_fail(l, "landlock_create_ruleset") : 0;
 }
 
 int op_landlock_path(struct launch *l, const struct op *op)
 {
-	int at = path_open(l, op->f[0].data, O_PATH, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
+	int at = root_open(l, op->f[0].data, O_PATH, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
 	if (at < 0)
 		return -1;
 	struct landlock_beneath rule = {.allowed = op->f[1].number, .parent_fd = at};
 	long result = syscall(SYS_landlock_add_rule, l->landlock_fd, LANDLOCK_RULE_PATH_BENEATH, &rule, 0);
-	return close_with(at, result ? fail(l, op->f[0].data) : 0);
+	return launch_close(at, result ? launch_fail(l, op->f[0].data) : 0);
 }
 
 int op_landlock_self(struct launch *l, const struct op *op)
 {
 	(void)op;
-	return syscall(SYS_landlock_restrict_self, l->landlock_fd, 0) ? fail(l, "landlock_restrict_self") : 0;
+	return syscall(SYS_landlock_restrict_self, l->landlock_fd, 0) ? launch_fail(l, "landlock_restrict_self") : 0;
 }
 
 int op_no_new_privs(struct launch *l, const struct op *op)
 {
 	(void)op;
-	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ? fail(l, "prctl") : 0;
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ? launch_fail(l, "prctl") : 0;
 }
 
 int op_caps(struct launch *l, const struct op *op)
@@ -130,14 +130,14 @@ int op_caps(struct launch *l, const struct op *op)
 		if (!(keep >> cap & 1) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) {
 			if (errno == EINVAL)
 				break; /* past the kernel's last one */
-			return fail(l, "prctl");
+			return launch_fail(l, "prctl");
 		}
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
 	struct __user_cap_data_struct data[2] = {
 		{.effective = (uint32_t)keep, .permitted = (uint32_t)keep},
 		{.effective = (uint32_t)(keep >> 32), .permitted = (uint32_t)(keep >> 32)},
 	};
-	return syscall(SYS_capset, &header, data) ? fail(l, "capset") : 0;
+	return syscall(SYS_capset, &header, data) ? launch_fail(l, "capset") : 0;
 }
 
 int op_seccomp(struct launch *l, const struct op *op)
@@ -145,11 +145,11 @@ int op_seccomp(struct launch *l, const struct op *op)
 	uint32_t bytes = op->f[0].length;
 	if (bytes == 0 || bytes % sizeof(struct sock_filter) || bytes / sizeof(struct sock_filter) > BPF_MAXINSNS) {
 		errno = EINVAL;
-		return fail(l, "program size");
+		return launch_fail(l, "program size");
 	}
 	struct sock_fprog program = {
 		.len = (unsigned short)(bytes / sizeof(struct sock_filter)),
 		.filter = (struct sock_filter *)(uintptr_t)op->f[0].data,
 	};
-	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) ? fail(l, "seccomp") : 0;
+	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) ? launch_fail(l, "seccomp") : 0;
 }

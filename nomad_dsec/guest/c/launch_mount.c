@@ -30,7 +30,7 @@ static int set_options(struct launch *l, int fs, const char *options)
 		size_t length = end ? (size_t)(end - options) : strlen(options);
 		if (length >= sizeof(key)) {
 			errno = EINVAL;
-			return fail(l, "mount option");
+			return launch_fail(l, "mount option");
 		}
 		memcpy(key, options, length);
 		key[length] = 0;
@@ -42,7 +42,7 @@ static int set_options(struct launch *l, int fs, const char *options)
 			value = id;
 		}
 		if (fsconfig(fs, value ? FSCONFIG_SET_STRING : FSCONFIG_SET_FLAG, key, value, 0))
-			return fail(l, "mount option");
+			return launch_fail(l, "mount option");
 		options += length + (end ? 1 : 0);
 	}
 	return 0;
@@ -53,14 +53,14 @@ static int new_mount(struct launch *l, const char *type, const char *options, ui
 {
 	int fs = fsopen(type, FSOPEN_CLOEXEC);
 	if (fs < 0)
-		return fail(l, "fsopen");
+		return launch_fail(l, "fsopen");
 	int mount = -1;
 	fsconfig(fs, FSCONFIG_SET_STRING, "source", type, 0);
 	if (set_options(l, fs, options) == 0) {
 		if (fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0))
-			fail(l, "create file system");
+			launch_fail(l, "create file system");
 		else if ((mount = fsmount(fs, FSMOUNT_CLOEXEC, (unsigned)attributes)) < 0)
-			fail(l, "fsmount");
+			launch_fail(l, "fsmount");
 	}
 	int saved = errno;
 	close(fs);
@@ -71,7 +71,7 @@ static int new_mount(struct launch *l, const char *type, const char *options, ui
 static int attach(struct launch *l, int mount, int target)
 {
 	if (move_mount(mount, "", target, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH))
-		return fail(l, "move_mount");
+		return launch_fail(l, "move_mount");
 	return 0;
 }
 
@@ -79,7 +79,7 @@ static int set_attributes(struct launch *l, int mount, uint64_t attributes)
 {
 	struct mount_attr attr = {.attr_set = attributes};
 	if (attributes && mount_setattr(mount, "", AT_EMPTY_PATH, &attr, sizeof(attr)))
-		return fail(l, "mount_setattr");
+		return launch_fail(l, "mount_setattr");
 	return 0;
 }
 
@@ -92,17 +92,17 @@ int op_tmpfs_upper(struct launch *l, const struct op *op)
 	if (mount < 0)
 		return -1;
 	if (mkdirat(mount, "u", 0755) || mkdirat(mount, "w", 0700))
-		return close_with(mount, fail(l, "mkdir"));
+		return launch_close(mount, launch_fail(l, "mkdir"));
 	l->upper_fd = mount;
 	return 0;
 }
 
 int op_idmap(struct launch *l, const struct op *op)
 {
-	int mount = fd_at(l, op->f[0].number);
+	int mount = launch_fd(l, op->f[0].number);
 	struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP, .userns_fd = (uint64_t)l->userns_fd};
 	if (mount < 0 || mount_setattr(mount, "", AT_EMPTY_PATH, &attr, sizeof(attr)))
-		return fail(l, "mount_setattr");
+		return launch_fail(l, "mount_setattr");
 	return 0;
 }
 
@@ -111,7 +111,7 @@ static int copy_root_attributes(struct launch *l, int lower, int upper)
 {
 	struct stat root;
 	if (fstat(lower, &root) || fchown(upper, root.st_uid, root.st_gid) || fchmod(upper, root.st_mode & 07777))
-		return fail(l, "upper root");
+		return launch_fail(l, "upper root");
 	return 0;
 }
 
@@ -151,31 +151,31 @@ static int open_overlay(void)
 int op_overlay(struct launch *l, const struct op *op)
 {
 	const int directory = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
-	int lower = fd_at(l, op->f[0].number);
+	int lower = launch_fd(l, op->f[0].number);
 	int from_tmpfs = op->f[1].number == NO_FD;
-	int upper = from_tmpfs ? openat(l->upper_fd, "u", directory) : fd_at(l, op->f[1].number);
-	int work = from_tmpfs ? openat(l->upper_fd, "w", directory) : fd_at(l, op->f[2].number);
+	int upper = from_tmpfs ? openat(l->upper_fd, "u", directory) : launch_fd(l, op->f[1].number);
+	int work = from_tmpfs ? openat(l->upper_fd, "w", directory) : launch_fd(l, op->f[2].number);
 	if (lower < 0 || upper < 0 || work < 0)
-		return fail(l, "layers");
+		return launch_fail(l, "layers");
 	int fs = copy_root_attributes(l, lower, upper) ? -1 : open_overlay();
 	if (fs < 0)
-		return fail(l, "fsopen");
+		return launch_fail(l, "fsopen");
 	if (layers_by_fd(fs, lower, upper, work)) {
 		close(fs);
 		fs = errno == EINVAL ? open_overlay() : -1;
 		if (fs < 0 || layers_by_path(l, fs, lower, upper, work, from_tmpfs))
-			return fail(l, "create file system");
+			return launch_fail(l, "create file system");
 	}
 	if (from_tmpfs) {
 		close(upper);
 		close(work);
 	}
 	int mount = fsmount(fs, FSMOUNT_CLOEXEC, (unsigned)op->f[3].number);
-	close_with(fs, 0);
+	launch_close(fs, 0);
 	if (mount < 0)
-		return fail(l, "fsmount");
+		return launch_fail(l, "fsmount");
 	if (move_mount(mount, "", AT_FDCWD, SCRATCH_ROOT, MOVE_MOUNT_F_EMPTY_PATH))
-		return close_with(mount, fail(l, "move_mount"));
+		return launch_close(mount, launch_fail(l, "move_mount"));
 	l->root_fd = mount;
 	return 0;
 }
@@ -186,40 +186,40 @@ int op_mount(struct launch *l, const struct op *op)
 	int mount = new_mount(l, type, op->f[2].data, op->f[3].number);
 	if (mount < 0)
 		return -1;
-	int at = path_make(l, target, (uint32_t)op->f[4].number, 0);
+	int at = root_make(l, target, (uint32_t)op->f[4].number, 0);
 	/* A link in the image must not steer proc or sysfs elsewhere: only secrets and the like may lie behind links. */
 	if (at >= 0 && strcmp(type, "tmpfs")) {
 		close(at);
-		at = path_open(l, target, O_PATH | O_DIRECTORY, STRICT);
+		at = root_open(l, target, O_PATH | O_DIRECTORY, STRICT);
 	}
 	if (at < 0)
-		return close_with(mount, -1);
+		return launch_close(mount, -1);
 	int result = attach(l, mount, at);
-	close_with(at, 0);
+	launch_close(at, 0);
 	if (result == 0 && strcmp(type, "proc") == 0) {
 		l->sysctl_fd = openat(mount, "sys", O_PATH | O_DIRECTORY | O_CLOEXEC);
 		if (l->sysctl_fd < 0)
-			result = fail(l, "sys");
+			result = launch_fail(l, "sys");
 	}
-	return close_with(mount, result);
+	return launch_close(mount, result);
 }
 
 int op_bind(struct launch *l, const struct op *op)
 {
-	int mount = fd_at(l, op->f[0].number);
+	int mount = launch_fd(l, op->f[0].number);
 	struct stat source;
 	if (mount < 0 || fstat(mount, &source))
-		return fail(l, "source");
+		return launch_fail(l, "source");
 	if (!S_ISDIR(source.st_mode) && !S_ISREG(source.st_mode)) {
 		errno = EINVAL;
-		return fail(l, "source is neither directory nor file");
+		return launch_fail(l, "source is neither directory nor file");
 	}
 	if (set_attributes(l, mount, op->f[2].number))
 		return -1;
-	int at = path_make(l, op->f[1].data, S_ISDIR(source.st_mode) ? 0755 : 0644, !S_ISDIR(source.st_mode));
+	int at = root_make(l, op->f[1].data, S_ISDIR(source.st_mode) ? 0755 : 0644, !S_ISDIR(source.st_mode));
 	if (at < 0)
 		return -1;
-	return close_with(at, attach(l, mount, at));
+	return launch_close(at, attach(l, mount, at));
 }
 
 /* 0 when fd lies where its path says: below /proc on procfs, below /sys on sysfs or what is mounted there. */
@@ -229,10 +229,10 @@ static int expect_kernel_fs(struct launch *l, int fd, const char *path)
 	if (strncmp(path, "/proc/", 6))
 		return 0;
 	if (fstatfs(fd, &fs))
-		return fail(l, path);
+		return launch_fail(l, path);
 	if (fs.f_type != PROC_SUPER_MAGIC) {
 		errno = EXDEV;
-		return fail(l, path);
+		return launch_fail(l, path);
 	}
 	return 0;
 }
@@ -240,30 +240,30 @@ static int expect_kernel_fs(struct launch *l, int fd, const char *path)
 int op_mask(struct launch *l, const struct op *op)
 {
 	const char *path = op->f[0].data;
-	int at = path_open(l, path, O_PATH | O_NOFOLLOW, STRICT);
+	int at = root_open(l, path, O_PATH | O_NOFOLLOW, STRICT);
 	if (at < 0) {
 		l->detail = errno == ENOENT || errno == ENOTDIR ? NULL : l->detail;
 		return l->detail ? -1 : 0;
 	}
 	struct stat st;
 	if (fstat(at, &st) || expect_kernel_fs(l, at, path))
-		return close_with(at, fail(l, path));
+		return launch_close(at, launch_fail(l, path));
 	/* Our own node 1:3 and our own empty directory, not what the image calls /dev/null (CVE-2025-31133). */
 	const char *source = S_ISDIR(st.st_mode) ? SCRATCH_EMPTY : SCRATCH_NULL;
 	int mount = open_tree(AT_FDCWD, source, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_SYMLINK_NOFOLLOW);
 	if (mount < 0)
-		return close_with(at, fail(l, "open_tree"));
+		return launch_close(at, launch_fail(l, "open_tree"));
 	uint64_t attributes = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC;
 	int result = set_attributes(l, mount, attributes) || attach(l, mount, at) ? -1 : 0;
-	close_with(at, 0);
-	return close_with(mount, result);
+	launch_close(at, 0);
+	return launch_close(mount, result);
 }
 
 int op_readonly(struct launch *l, const struct op *op)
 {
 	const char *path = op->f[0].data;
 	int required = op->f[1].number != 0;
-	int at = path_open(l, path, O_PATH, required ? INSIDE : STRICT);
+	int at = root_open(l, path, O_PATH, required ? INSIDE : STRICT);
 	if (at < 0) {
 		if (!required && (errno == ENOENT || errno == ENOTDIR)) {
 			l->detail = NULL;
@@ -272,21 +272,21 @@ int op_readonly(struct launch *l, const struct op *op)
 		return -1;
 	}
 	if (expect_kernel_fs(l, at, path))
-		return close_with(at, -1);
+		return launch_close(at, -1);
 	int mount = open_tree(at, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
 	if (mount < 0)
-		return close_with(at, fail(l, "open_tree"));
+		return launch_close(at, launch_fail(l, "open_tree"));
 	int result = set_attributes(l, mount, op->f[2].number) || attach(l, mount, at) ? -1 : 0;
-	close_with(at, 0);
-	return close_with(mount, result);
+	launch_close(at, 0);
+	return launch_close(mount, result);
 }
 
 int op_remount(struct launch *l, const struct op *op)
 {
-	int at = path_open(l, op->f[0].data, O_PATH | O_DIRECTORY, INSIDE);
+	int at = root_open(l, op->f[0].data, O_PATH | O_DIRECTORY, INSIDE);
 	if (at < 0)
 		return -1;
-	return close_with(at, set_attributes(l, at, op->f[1].number));
+	return launch_close(at, set_attributes(l, at, op->f[1].number));
 }
 
 /* Take the root. The mount is moved over the launcher's empty tmpfs rather than pivoted: to unmount an old root costs a
@@ -297,8 +297,8 @@ int op_root(struct launch *l, const struct op *op)
 {
 	(void)op;
 	if (fchdir(l->root_fd))
-		return fail(l, "chdir");
+		return launch_fail(l, "chdir");
 	if (move_mount(l->root_fd, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH))
-		return fail(l, "move_mount");
-	return chroot(".") || chdir("/") ? fail(l, "chroot") : 0;
+		return launch_fail(l, "move_mount");
+	return chroot(".") || chdir("/") ? launch_fail(l, "chroot") : 0;
 }

@@ -13,30 +13,30 @@
 
 static int op_cgroup(struct launch *l, const struct op *op)
 {
-	int fd = fd_at(l, op->f[0].number);
-	return fd < 0 || write(fd, "0", 1) != 1 ? fail(l, "cgroup.procs") : 0;
+	int fd = launch_fd(l, op->f[0].number);
+	return fd < 0 || write(fd, "0", 1) != 1 ? launch_fail(l, "cgroup.procs") : 0;
 }
 
 static int op_unshare(struct launch *l, const struct op *op)
 {
-	return unshare((int)op->f[0].number) ? fail(l, "unshare") : 0;
+	return unshare((int)op->f[0].number) ? launch_fail(l, "unshare") : 0;
 }
 
 static int op_setns(struct launch *l, const struct op *op)
 {
-	int fd = fd_at(l, op->f[0].number);
-	return fd < 0 || setns(fd, (int)op->f[1].number) ? fail(l, "setns") : 0;
+	int fd = launch_fd(l, op->f[0].number);
+	return fd < 0 || setns(fd, (int)op->f[1].number) ? launch_fail(l, "setns") : 0;
 }
 
 static int op_hostname(struct launch *l, const struct op *op)
 {
-	return sethostname(op->f[0].data, op->f[0].length) ? fail(l, "sethostname") : 0;
+	return sethostname(op->f[0].data, op->f[0].length) ? launch_fail(l, "sethostname") : 0;
 }
 
 static int op_serve(struct launch *l, const struct op *op)
 {
-	l->listen_fd = fd_at(l, op->f[0].number);
-	l->cgroup_fd = op->f[1].number == NO_FD ? -1 : fd_at(l, op->f[1].number);
+	l->listen_fd = launch_fd(l, op->f[0].number);
+	l->cgroup_fd = op->f[1].number == NO_FD ? -1 : launch_fd(l, op->f[1].number);
 	l->exec_flags = (uint32_t)op->f[2].number;
 	return l->listen_fd < 0 ? -1 : 0;
 }

@@ -12,14 +12,14 @@
 
 #define MAX_PATH 4096
 
-int fail(struct launch *l, const char *what)
+int launch_fail(struct launch *l, const char *what)
 {
 	if (!l->detail)
 		l->detail = what;
 	return -1;
 }
 
-int close_with(int fd, int result)
+int launch_close(int fd, int result)
 {
 	int saved = errno;
 	close(fd);
@@ -27,22 +27,22 @@ int close_with(int fd, int result)
 	return result;
 }
 
-int fd_at(struct launch *l, uint64_t index)
+int launch_fd(struct launch *l, uint64_t index)
 {
 	if (index >= (uint64_t)l->nfds) {
 		errno = EBADF;
-		return fail(l, "descriptor index");
+		return launch_fail(l, "descriptor index");
 	}
 	return l->fds[index];
 }
 
-int path_open(struct launch *l, const char *path, uint64_t flags, uint64_t resolve)
+int root_open(struct launch *l, const char *path, uint64_t flags, uint64_t resolve)
 {
 	struct open_how how = {.flags = flags | O_CLOEXEC, .resolve = resolve};
 	while (*path == '/')
 		path++;
 	int fd = (int)syscall(SYS_openat2, l->root_fd, *path ? path : ".", &how, sizeof(how));
-	return fd < 0 ? fail(l, path) : fd;
+	return fd < 0 ? launch_fail(l, path) : fd;
 }
 
 /* Make one missing name below `parent`, owned by the sandbox's root. */
@@ -51,29 +51,29 @@ static int make_one(struct launch *l, int parent, const char *name, uint32_t mod
 	if (want_file) {
 		int fd = openat(parent, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
 		if (fd < 0)
-			return fail(l, "create");
+			return launch_fail(l, "create");
 		close(fd);
 	} else if (mkdirat(parent, name, mode)) {
-		return fail(l, "mkdir");
+		return launch_fail(l, "mkdir");
 	}
-	return fchownat(parent, name, (uid_t)l->uid_base, (gid_t)l->uid_base, AT_SYMLINK_NOFOLLOW) ? fail(l, "chown") : 0;
+	return fchownat(parent, name, (uid_t)l->uid_base, (gid_t)l->uid_base, AT_SYMLINK_NOFOLLOW) ? launch_fail(l, "chown") : 0;
 }
 
 /* O_PATH on path, with missing parts made; links of the image are followed inside its root only. */
-int path_make(struct launch *l, const char *path, uint32_t mode, int want_file)
+int root_make(struct launch *l, const char *path, uint32_t mode, int want_file)
 {
 	const uint64_t resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS;
 	char part[MAX_PATH];
 	size_t length = strlen(path);
 	if (length >= sizeof(part)) {
 		errno = ENAMETOOLONG;
-		return fail(l, "path");
+		return launch_fail(l, "path");
 	}
-	int fd = path_open(l, path, O_PATH, resolve);
+	int fd = root_open(l, path, O_PATH, resolve);
 	if (fd >= 0 || errno != ENOENT)
 		return fd;
 	l->detail = NULL;
-	int parent = path_open(l, "/", O_PATH | O_DIRECTORY, resolve);
+	int parent = root_open(l, "/", O_PATH | O_DIRECTORY, resolve);
 	for (size_t i = 0; parent >= 0 && i < length;) {
 		while (path[i] == '/')
 			i++;
@@ -84,7 +84,7 @@ int path_make(struct launch *l, const char *path, uint32_t mode, int want_file)
 			break;
 		memcpy(part, path, end);
 		part[end] = 0;
-		fd = path_open(l, part, O_PATH, resolve);
+		fd = root_open(l, part, O_PATH, resolve);
 		if (fd < 0 && errno == ENOENT) {
 			l->detail = NULL;
 			memcpy(part, path + i, end - i);
@@ -104,7 +104,7 @@ int path_make(struct launch *l, const char *path, uint32_t mode, int want_file)
 }
 
 /* O_PATH on the directory of path (which must exist); *name is its last component. */
-int path_open_parent(struct launch *l, const char *path, const char **name)
+int root_open_parent(struct launch *l, const char *path, const char **name)
 {
 	char parent[MAX_PATH];
 	const char *slash = strrchr(path, '/');
@@ -112,9 +112,9 @@ int path_open_parent(struct launch *l, const char *path, const char **name)
 	*name = slash ? slash + 1 : path;
 	if (length >= sizeof(parent) || !**name) {
 		errno = EINVAL;
-		return fail(l, "path");
+		return launch_fail(l, "path");
 	}
 	memcpy(parent, path, length);
 	parent[length] = 0;
-	return path_open(l, parent, O_PATH | O_DIRECTORY, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
+	return root_open(l, parent, O_PATH | O_DIRECTORY, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
 }
