@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from libdsec.errors import UsageError
@@ -31,6 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", action="store_true", help="at a stop, let sandboxes live; the next start adopts them")
     parser.add_argument("--host", default="127.0.0.1", help="address of the gateway")
     parser.add_argument("--port", type=int, default=0, help="port of the gateway; 0: that of before, else a free one")
+    parser.add_argument("--images", type=Path, default=None, metavar="DIR", help="image store (default: <data>/images)")
     parser.add_argument("--node-id", default="", help="default: from the host name")
     parser.add_argument("--backends", default="", help="backends to offer, with commas between")
     parser.add_argument("--launcher", default="", help="container launcher: native or oci:<runtime>")
@@ -62,7 +64,15 @@ def _options(args: argparse.Namespace, layout: Layout) -> DevOptions:
     for name, value in (("--backends", args.backends), ("--launcher", args.launcher)):
         flags += [name, value] if value else []
     node = check_node(args.node_id) if args.node_id else default_node()
-    return DevOptions(layout=layout, node=node, host=args.host, port=args.port, keep=args.keep, node_flags=flags)
+    return DevOptions(
+        layout=layout,
+        node=node,
+        host=args.host,
+        port=args.port,
+        keep=args.keep,
+        images=args.images,
+        node_flags=flags,
+    )
 
 
 def _argv(args: argparse.Namespace, layout: Layout) -> list[str]:
@@ -70,6 +80,7 @@ def _argv(args: argparse.Namespace, layout: Layout) -> list[str]:
     argv = ["dev", "run", "--data", str(layout.data), "--host", args.host, "--port", str(args.port)]
     for flag, value in (("--node-id", args.node_id), ("--backends", args.backends), ("--launcher", args.launcher)):
         argv += [flag, value] if value else []
+    argv += ["--images", str(args.images.absolute())] if args.images else []
     return [*argv, "--keep"] if args.keep else argv
 
 

@@ -24,6 +24,7 @@ from nomad_dsec.log import get_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 log = get_log(__name__)
 _READY_S = 90.0
@@ -40,6 +41,7 @@ class DevOptions:
     host: str = "127.0.0.1"
     port: int = 0
     keep: bool = False
+    images: Path | None = None
     node_flags: Sequence[str] = ()
     gateway_flags: Sequence[str] = ()
 
@@ -105,7 +107,8 @@ class Supervisor:
 
     def _node(self) -> Child:
         layout = self._layout
-        flags = ["--id", self._state.node, "--data", str(layout.node), "--images", str(layout.images)]
+        images = self._options.images or layout.images
+        flags = ["--id", self._state.node, "--data", str(layout.node), "--images", str(images)]
         return self._child("node", "nomad_dsec.node", [*flags, *self._options.node_flags], {})
 
     def _gateway(self) -> Child:

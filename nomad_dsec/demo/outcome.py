@@ -1,0 +1,87 @@
+"""All that a demo run found, and the table that sums it up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nomad_dsec.demo.measure import Latencies, percentile
+
+if TYPE_CHECKING:
+    from nomad_dsec.demo.probes import Isolation
+    from nomad_dsec.demo.rollout import Rollout
+
+
+@dataclass(slots=True, kw_only=True)
+class Crash:
+    """The SIGKILL of the node daemon, in seconds of the stage."""
+
+    killed_at: float
+    back_at: float
+    in_flight: int
+    old_pid: int
+    new_pid: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """One run of the demo."""
+
+    image: str
+    facts: dict[str, str]
+    backend: str = "container"
+    latencies: Latencies = field(default_factory=Latencies)
+    rollouts: list[Rollout] = field(default_factory=list)
+    execs: int = 0
+    rollouts_s: float = 0.0
+    groups_ms: list[float] = field(default_factory=list)
+    crash: Crash | None = None
+    isolation: Isolation | None = None
+    lost: int = 0
+    left_over: int = 0
+    took_s: float = 0.0
+
+    @property
+    def faults(self) -> list[Rollout]:
+        """Rollouts that the platform could not finish."""
+        return [rollout for rollout in self.rollouts if rollout.fault]
+
+    @property
+    def sandboxes(self) -> int:
+        """How many were made in all."""
+        return len(self.rollouts) + len(self.latencies.create_ms) + self.latencies.burst
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Rows of the summary, for the terminal and the report."""
+        found = self.latencies
+
+        def pair(values: list[float], digits: int) -> str:
+            return f"{percentile(values, 50):.{digits}f} / {percentile(values, 99):.{digits}f} ms"
+
+        rows = [
+            ("backend", self.backend),
+            ("sandboxes made", str(self.sandboxes)),
+            ("create + kill, 16 at a time", f"{found.burst_rate:.0f} /s"),
+            ("create, p50 / p99", pair(found.create_ms, 1)),
+            ("exec round trip, p50 / p99", pair(found.exec_ms, 2)),
+            ("kill, p50", f"{percentile(found.kill_ms, 50):.1f} ms"),
+            ("rollouts", f"{len(self.rollouts)} in {len({r.group for r in self.rollouts})} groups"),
+            ("execs of the agents", f"{self.execs} in {self.rollouts_s:.1f} s"),
+            ("rewards", self._rewards()),
+        ]
+        if self.crash is not None:
+            gap = self.crash.back_at - self.crash.killed_at
+            rows.append(("node daemon killed", f"{self.crash.in_flight} execs in flight; back after {gap:.2f} s"))
+        rows += [("rollouts masked by faults", str(len(self.faults))), ("sandboxes lost", str(self.lost))]
+        if self.isolation is not None:
+            denied, tried = self.isolation.denied("default"), len(self.isolation.outcomes)
+            rows.append(("attempts denied, default profile", f"{denied} of {tried}"))
+        rows.append(("left over at the end", str(self.left_over)))
+        return rows
+
+    def _rewards(self) -> str:
+        rewards = [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
+        if not rewards:
+            return "none"
+        solved = sum(1 for reward in rewards if reward >= 0.999)
+        return f"mean {sum(rewards) / len(rewards):.2f}, {solved} solved of {len(rewards)}"
