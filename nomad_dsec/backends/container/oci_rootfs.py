@@ -135,8 +135,13 @@ class Rootfs:
         entry = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if directory.st_uid != 0:
             os.fchown(parent, 0, self._owner)
-            os.fchmod(parent, stat.S_IMODE(directory.st_mode) | _STICKY_GROUP)
+            os.fchmod(parent, _pinned_mode(directory.st_mode))
         if not stat.S_ISREG(entry.st_mode) and entry.st_uid != 0:
             os.chown(name, 0, self._owner, dir_fd=parent, follow_symlinks=False)
             if stat.S_ISDIR(entry.st_mode):
-                os.chmod(name, stat.S_IMODE(entry.st_mode) | _STICKY_GROUP, dir_fd=parent)
+                os.chmod(name, _pinned_mode(entry.st_mode), dir_fd=parent)
+
+
+def _pinned_mode(mode: int) -> int:
+    # The group stands for the owner that was: a directory of mode 0700 stays open to inside's root.
+    return stat.S_IMODE(mode) | _STICKY_GROUP | (mode & 0o700) >> 3

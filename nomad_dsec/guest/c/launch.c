@@ -145,6 +145,15 @@ static void keep_only(int one, int other)
 	syscall(SYS_close_range, (unsigned)high + 1, ~0u, 0);
 }
 
+/* Python ignores SIGPIPE and SIGXFSZ, posix_spawn(3) ignores 32 and 33: none of it is for programs inside. By the
+ * system call, since sigaction(3) refuses the last two. */
+static void default_signals(void)
+{
+	static const uint64_t by_default[4]; /* struct sigaction of the kernel: SIG_DFL, no flags, no mask */
+	for (int number = 1; number <= 64; number++)
+		syscall(SYS_rt_sigaction, number, by_default, NULL, sizeof(uint64_t));
+}
+
 /* The new PID 1. Nothing of the launcher but its code is left when init_serve begins. */
 static _Noreturn void run_sandbox(struct launch *l, struct plan *p, uint8_t *bytes, size_t size, int status)
 {
@@ -152,7 +161,7 @@ static _Noreturn void run_sandbox(struct launch *l, struct plan *p, uint8_t *byt
 	struct init_options options;
 	sigset_t none;
 
-	signal(SIGCHLD, SIG_DFL);
+	default_signals();
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	prctl(PR_SET_NAME, "dsec-init", 0, 0, 0);
