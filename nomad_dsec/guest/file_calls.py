@@ -201,7 +201,7 @@ class FileCalls:
     async def watch(
         self, path: FilePath, *, recursive: bool = False, user: str = "", announce: bool = False
     ) -> AsyncGenerator[FileEvent, None]:
-        """Changes below a path until the generator is closed. announce: a first event of kind "ready" when it stands."""
+        """Changes below a path until the generator is closed. announce: a first event "ready" when the watch stands."""
         fields = _request(path, user, (Tag.RECURSIVE, int(recursive)))
         stream = self._link.open(Frame.WATCH, fields, what=f"watch {os.fsdecode(path)}")
         try:

@@ -213,8 +213,11 @@ void exec_request(struct conn *c, uint32_t stream, struct span payload)
 		return;
 	}
 	struct exec *e = exec_find(id.at, id.size);
-	if (e) {
+	if (e) { /* its sender did not hear of it: what it gives as stdin begins at the beginning again */
 		attach(c, stream, e, payload, true);
+		struct stream *s = stream_find(c, stream);
+		if (s)
+			s->skip = e->stdin_total;
 		return;
 	}
 	e = exec_make_room() ? exec_new(id, payload) : NULL;

@@ -132,7 +132,10 @@ void exec_stdin(struct stream *s, const uint8_t *bytes, size_t n)
 		stdin_credit(e);
 		return;
 	}
-	buffer_append(&e->stdin_queue, bytes, n);
+	size_t skip = s->skip < n ? (size_t)s->skip : n;
+	s->skip -= skip;
+	e->stdin_total += n - skip;
+	buffer_append(&e->stdin_queue, bytes + skip, n - skip);
 	in_write(e);
 }
 

@@ -50,6 +50,7 @@ struct stream {
 	int64_t credit;
 	bool collect;
 	int64_t window;		      /* stdin bytes that the host may still send */
+	uint64_t skip;		      /* stdin bytes of a repeated EXEC that the program has got already */
 	struct worker *worker;	      /* ... or served by a worker */
 	bool paused;		      /* the worker's socket is not read: the connection is full */
 };
@@ -82,6 +83,7 @@ static inline bool conn_has_room(const struct conn *c) { return buffer_size(&c->
 struct tree {
 	int dir_fd, events_fd;
 	unsigned number;
+	bool killed; /* by cgroup.kill: never used again, see tree_give */
 	struct tree *next;
 	struct source source; /* while only background processes are left */
 	struct exec *exec;
@@ -92,7 +94,7 @@ struct tree *tree_take(void); /* empty; NULL: none can be made */
 void tree_give(struct tree *t);
 bool tree_is_empty(const struct tree *t);
 /* t NULL: walk /proc by session and parent, which misses a process that left both. */
-void tree_signal(const struct tree *t, pid_t leader, int signum);
+void tree_signal(struct tree *t, pid_t leader, int signum);
 
 /* ---- exec.c (verbs, table), execio.c (pipes, output, end) ---- */
 struct exec {
@@ -106,7 +108,7 @@ struct exec {
 	struct log log;
 	struct buffer stdin_queue;
 	struct stream *attached;
-	uint64_t deadline_us, began_us, duration_us, cpu_us, drain_until_us;
+	uint64_t stdin_total, deadline_us, began_us, duration_us, cpu_us, drain_until_us;
 	long max_rss_kib;
 	const char *start_code;
 	int start_errno;

@@ -22,6 +22,7 @@ void work_send_credited(void);
 void work_data(const uint8_t *bytes, size_t n); /* n <= MAX_DATA, credited */
 /* The next DATA: its bytes stay valid until the next call. Size 0: the host has said DATA_END. */
 struct span work_receive(void);
+void work_wait(int fd); /* until fd is readable; what the host says meanwhile is dealt with */
 _Noreturn void work_ok(void);	/* a plain OK */
 _Noreturn void work_done(void); /* the final frame has been sent */
 _Noreturn void work_fail(const char *code, const char *field, int error, const char *message);
@@ -32,6 +33,7 @@ int path_open(const char *path, uint64_t flags, unsigned mode);
 int path_open_below(int dir, const char *path, uint64_t flags, unsigned mode);
 /* Parent directory (O_PATH) and last name of a path; ENOTEMPTY-free: "/", "." and ".." as last name are EINVAL. */
 int path_parent(const char *path, char name[256], bool make_parents);
+int path_dirs(const char *path); /* mkdir -p, then the directory as O_PATH */
 /* Follow symlinks in the last component by hand, so that a new file appears where the link points. */
 bool path_final(char path[4096]);
 void path_field(struct span payload, uint16_t tag, char out[4096]); /* ends the work when missing or malformed */
@@ -40,6 +42,7 @@ void temp_name(char name[32]);
 ssize_t write_all(int fd, const uint8_t *bytes, size_t n);
 void put_entry(const char *name, const struct stat *st, int dir); /* dir, name: for the target of a symlink */
 const char *mode_kind(mode_t mode);
+int remove_tree(int dir, const char *name); /* whatever it is; 0, or -1 and errno */
 
 /* verbs */
 _Noreturn void file_read(struct span payload);
