@@ -78,7 +78,9 @@ struct tree *tree_take(void)
 
 void tree_give(struct tree *t)
 {
-	if (empty_count >= KEEP_EMPTY) {
+	/* Linux 6.18 kills what clone3(CLONE_INTO_CGROUP) puts into a cgroup that has ever seen cgroup.kill: it compares
+	 * the kill count of the parent's cgroup with that of the target's. Seen: after one timeout every exec died. */
+	if (t->killed || empty_count >= KEEP_EMPTY) {
 		tree_free(t);
 		return;
 	}
@@ -165,7 +167,7 @@ static void walk(pid_t leader, int signum)
 	}
 }
 
-void tree_signal(const struct tree *t, pid_t leader, int signum)
+void tree_signal(struct tree *t, pid_t leader, int signum)
 {
 	if (!t) {
 		walk(leader, signum);
@@ -175,6 +177,7 @@ void tree_signal(const struct tree *t, pid_t leader, int signum)
 		signal_members(t, signum);
 		return;
 	}
+	t->killed = true;
 	int fd = openat(t->dir_fd, "cgroup.kill", O_WRONLY | O_CLOEXEC);
 	bool done = fd >= 0 && write(fd, "1", 1) == 1;
 	if (fd >= 0)
