@@ -50,6 +50,7 @@ struct stream {
 	int64_t credit;
 	bool collect;
 	int64_t window;		      /* stdin bytes that the host may still send */
+	uint64_t skip;		      /* stdin bytes of a repeated EXEC that the program has got already */
 	struct worker *worker;	      /* ... or served by a worker */
 	bool paused;		      /* the worker's socket is not read: the connection is full */
 };
@@ -107,7 +108,7 @@ struct exec {
 	struct log log;
 	struct buffer stdin_queue;
 	struct stream *attached;
-	uint64_t deadline_us, began_us, duration_us, cpu_us, drain_until_us;
+	uint64_t stdin_total, deadline_us, began_us, duration_us, cpu_us, drain_until_us;
 	long max_rss_kib;
 	const char *start_code;
 	int start_errno;
