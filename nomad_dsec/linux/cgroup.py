@@ -51,6 +51,7 @@ class Cgroup:
     layout: Layout
     paths: Mapping[str, str]
     baseline: dict[str, int] = field(default_factory=dict)
+    is_spent: bool = False  # cgroup.kill was written: see kill_nowait
 
     @property
     def unified(self) -> str:
@@ -192,9 +193,14 @@ class Cgroup:
         await self._wait(lambda: self.is_empty() or self.kill_nowait(), "kill", timeout_s)
 
     def kill_nowait(self) -> bool:
-        """Send the kill, by cgroup.kill (5.14) where it exists; False: nothing is known to be over yet."""
+        """Send the kill, by cgroup.kill (5.14) where it exists; False: nothing is known to be over yet.
+
+        That spends the cgroup: seen on 6.18, whatever is later cloned into it (CLONE_INTO_CGROUP) dies at birth, since
+        the kernel compares the cgroup's count of kills with the parent's.
+        """
         try:
             if self.unified:
+                self.is_spent = True
                 write_file(f"{self.unified}/cgroup.kill", "1")
                 return False
         except SyscallError as error:

@@ -97,8 +97,8 @@ class CgroupPool:
         return cgroup
 
     async def give_back(self, cgroup: Cgroup, *, timeout_s: float = 5.0) -> None:
-        """Take it back after the kill, for reuse if it is provably empty and the pool has room; else remove it."""
-        if len(self._idle) < self._size and _is_clean(cgroup):
+        """Take it back after its last process is dead: reused if provably empty and not spent, else removed."""
+        if len(self._idle) < self._size and not cgroup.is_spent and _is_clean(cgroup):
             self._idle.append(cgroup)
             return
         await cgroup.remove(timeout_s=timeout_s)

@@ -227,7 +227,8 @@ async def test_a_set_in_use_is_not_reused(root: CgroupRoot) -> None:
     await cgroup.kill(timeout_s=10)
     await asyncio.to_thread(finish, child)
     await pool.give_back(cgroup)
-    assert pool.idle == 1
+    # cgroup.kill spends a cgroup2 directory: clones into it would die at birth
+    assert pool.idle == (0 if cgroup.unified else 1)
     await pool.close()
 
 
