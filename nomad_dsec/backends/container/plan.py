@@ -134,14 +134,14 @@ def _fixed(shm_bytes: int, devices: tuple[Any, ...]) -> tuple[tuple[Op, ...], by
     pts = _options("newinstance", "ptmxmode=0666", "mode=0620", "uid=@0", f"gid=@{TTY_GROUP}", "max=1024")
     shm = _options(f"size={shm_bytes}", f"nr_inodes={SHM_INODES}", "mode=1777", "uid=@0", "gid=@0")
     ops = (
-        Op("mount", ("proc", "/proc", "", SEALED, 0o555)),
-        Op("mount", ("sysfs", "/sys", "", SEALED | ATTR_RDONLY, 0o555)),
-        Op("mount", ("tmpfs", "/dev", dev, ATTR_NOSUID | ATTR_NOEXEC, 0o755)),
+        Op("mount", ("proc", "/proc", "", SEALED, 0o555, 0)),
+        Op("mount", ("sysfs", "/sys", "", SEALED | ATTR_RDONLY, 0o555, 0)),
+        Op("mount", ("tmpfs", "/dev", dev, ATTR_NOSUID | ATTR_NOEXEC, 0o755, 0)),
         # The sandbox's root has no CAP_MKNOD over this file system, whatever it holds inside.
         *(Op("mknod", (f"/dev/{device.name}", 0o666, device.major, device.minor)) for device in devices),
         *(Op("symlink", link) for link in DEV_LINKS),
-        Op("mount", ("devpts", "/dev/pts", pts, ATTR_NOSUID | ATTR_NOEXEC, 0o755)),
-        Op("mount", ("tmpfs", "/dev/shm", shm, SEALED, 0o1777)),
+        Op("mount", ("devpts", "/dev/pts", pts, ATTR_NOSUID | ATTR_NOEXEC, 0o755, 0)),
+        Op("mount", ("tmpfs", "/dev/shm", shm, SEALED, 0o1777, 0)),
     )
     return ops, pack_ops(ops, {})
 
@@ -157,7 +157,7 @@ def _own_files(spec: ContainerSpec) -> tuple[Op, ...]:
     if spec.secrets:
         size = sum(len(text.encode()) for text in spec.secrets.values()) + len(spec.secrets) * 4096
         options = _options(f"size={size + MIB}", f"nr_inodes={len(spec.secrets) + 8}", "mode=755", "uid=@0", "gid=@0")
-        ops.append(Op("mount", ("tmpfs", SECRETS_DIR, options, SEALED, 0o755)))
+        ops.append(Op("mount", ("tmpfs", SECRETS_DIR, options, SEALED, 0o755, 1)))
         ops += [
             Op("file", (f"{SECRETS_DIR}/{key}", text.encode(), 0o444, 0), secret=True)
             for key, text in sorted(spec.secrets.items())

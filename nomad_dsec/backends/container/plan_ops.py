@@ -40,7 +40,10 @@ OPERATIONS: Final[Mapping[str, tuple[int, tuple[tuple[str, str], ...]]]] = {
     "tmpfs_upper": (7, (("size_bytes", "n"), ("inodes", "n"))),
     "idmap": (8, (("mount", "f"),)),
     "overlay": (9, (("lower", "f"), ("upper", "f"), ("work", "f"), ("attributes", "n"))),
-    "mount": (10, (("type", "s"), ("target", "s"), ("options", "s"), ("attributes", "n"), ("mode", "n"))),
+    "mount": (
+        10,
+        (("type", "s"), ("target", "s"), ("options", "s"), ("attributes", "n"), ("mode", "n"), ("links", "n")),
+    ),
     "mknod": (11, (("path", "s"), ("mode", "n"), ("major", "n"), ("minor", "n"))),
     "symlink": (12, (("path", "s"), ("text", "s"))),
     "bind": (13, (("source", "f"), ("target", "s"), ("attributes", "n"))),

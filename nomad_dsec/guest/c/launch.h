@@ -101,7 +101,7 @@ enum op_code {
 	OP_TMPFS_UPPER = 7,  /* n bytes, n inodes */
 	OP_IDMAP = 8,        /* n fd of a detached mount */
 	OP_OVERLAY = 9,      /* n fd of lower, n fd of upper, n fd of work (NO_FD: the tmpfs upper), n mount attributes */
-	OP_MOUNT = 10,       /* s type, s target, s options "k=v\x1fk", n mount attributes, n mode of a made target */
+	OP_MOUNT = 10,       /* s type, s target, s options "k=v\x1fk", n attributes, n mode of a made target, n may follow links */
 	OP_MKNOD = 11,       /* s path, n mode, n major, n minor */
 	OP_SYMLINK = 12,     /* s path, s text */
 	OP_BIND = 13,        /* n fd of a detached mount, s target, n attributes to set */

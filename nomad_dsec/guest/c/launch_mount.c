@@ -188,7 +188,7 @@ int op_mount(struct launch *l, const struct op *op)
 		return -1;
 	int at = root_make(l, target, (uint32_t)op->f[4].number, 0);
 	/* A link in the image must not steer proc or sysfs elsewhere: only secrets and the like may lie behind links. */
-	if (at >= 0 && strcmp(type, "tmpfs")) {
+	if (at >= 0 && !op->f[5].number) {
 		close(at);
 		at = root_open(l, target, O_PATH | O_DIRECTORY, STRICT);
 	}

@@ -51,7 +51,7 @@ static const struct op_kind KINDS[] = {
 	{OP_TMPFS_UPPER, "nn", op_tmpfs_upper},
 	{OP_IDMAP, "n", op_idmap},
 	{OP_OVERLAY, "nnnn", op_overlay},
-	{OP_MOUNT, "sssnn", op_mount},
+	{OP_MOUNT, "sssnnn", op_mount},
 	{OP_MKNOD, "snnn", op_mknod},
 	{OP_SYMLINK, "ss", op_symlink},
 	{OP_BIND, "nsn", op_bind},
