@@ -160,14 +160,14 @@ class Client:
         self.daemon = daemon
         self.session = session
 
-    async def call(self, method: str, path: str, body: Any = None, *, data: Any = None, **params: Any) -> Reply:
+    async def call(self, method: str, url: str, body: Any = None, /, *, data: Any = None, **params: Any) -> Reply:
         async with self.session.request(
-            method, path, json=body, data=data, params=params or None, timeout=aiohttp.ClientTimeout(total=90)
+            method, url, json=body, data=data, params=params or None, timeout=aiohttp.ClientTimeout(total=90)
         ) as reply:
             return Reply(reply.status, reply.headers, await reply.read())
 
     def body(self, ids: list[str], **spec: Any) -> dict[str, Any]:
-        base = {"image": self.daemon.image, "memory_mib": 64, "disk_mib": 16, "pids": 64, "timeout_s": 600.0}
+        base = {"image": self.daemon.image, "cpus": 0.05, "memory_mib": 64, "disk_mib": 16, "pids": 64, "timeout_s": 600.0}
         return {"ids": ids, "namespace": "test", "spec": base | spec}
 
     async def create(self, count: int = 1, **spec: Any) -> list[dict[str, Any]]:
