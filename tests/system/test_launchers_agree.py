@@ -135,6 +135,7 @@ async def seen(bench: Bench, name: str) -> dict[str, Any]:
             found["shown"] = Path(f"/proc/{launched.pid}/root/mnt/shown/file").read_text()
             await bench.cgroup.kill(timeout_s=10)
             assert is_ended(launched.pidfd)
+            assert bench.cgroup.remove_exec_cgroups()
         finally:
             os.close(launched.pidfd)
         await launcher.forget(bench.spec.id, bench.spec.runtime_dir)
