@@ -19,7 +19,7 @@ from dsec_imagefs.mountinfo import Mount, backing_file, read_mounts
 from dsec_imagefs.syscalls import MNT_DETACH, MS_BIND, MS_NODEV, MS_NOSUID, MS_PRIVATE, MS_RDONLY, mount_fs, umount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from dsec_imagefs.store import ImageStore
 
@@ -80,6 +80,10 @@ class MountTable:
     def retain_only(self, users: set[str]) -> int:
         """After a recovery: forget every user that is not among these; returns how many."""
         return self._store.users.retain_only(users)
+
+    def retain(self, user: str, digests: Collection[str]) -> int:
+        """Forget this user's notes about all images but these, also ones from before a restart; returns how many."""
+        return self._store.users.retain(user, digests)
 
     def mounted(self) -> dict[str, Path]:
         """Root digest -> mounted path, as the kernel tells it."""

@@ -11,6 +11,7 @@ from dsec_imagefs.errors import ImageError
 from dsec_imagefs.image import digest_hex
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
 
@@ -43,6 +44,17 @@ class Users:
         for folder in self._path.iterdir():
             for path in folder.iterdir():
                 if _user(path.name) not in users:
+                    path.unlink(missing_ok=True)
+                    removed += 1
+        return removed
+
+    def retain(self, user: str, digests: Collection[str]) -> int:
+        """Forget one user's notes about all images but these; returns how many notes went."""
+        kept = {_key(user, digest) for digest in digests}
+        removed = 0
+        for folder in self._path.iterdir():
+            for path in folder.iterdir():
+                if _user(path.name) == user and path.name not in kept:
                     path.unlink(missing_ok=True)
                     removed += 1
         return removed

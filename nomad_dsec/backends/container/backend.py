@@ -352,7 +352,7 @@ class ContainerBackend:
             if path.name not in kept:
                 await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
                 removed.append(f"directory {path}")
-        unmounted = await host.roots.release_unused({record.digest for record in records})
+        unmounted = await host.roots.release_unused({record.digest for record in records if record.digest})
         return removed + [f"mount of {digest}" for digest in unmounted]
 
     async def close(self) -> None:

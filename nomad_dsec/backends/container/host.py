@@ -85,7 +85,7 @@ class ImageRoots:
         async with self._turn:
             for digest in [digest for digest in self._paths if digest not in used]:
                 del self._paths[digest]
-                await asyncio.to_thread(self._table.release, digest, self._user)
+            await asyncio.to_thread(self._table.retain, self._user, used)
             return list(await asyncio.to_thread(self._table.unmount_unused))
 
 
