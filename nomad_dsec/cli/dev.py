@@ -103,6 +103,9 @@ def _status(layout: Layout, *, as_json: bool) -> int:
         print(f"{'ready' if state.ready else 'starting'} at {state.endpoint} ({children})")
     else:
         print(f"nothing runs on {layout.data}")
+        left = [name for name, record in (state.children if state is not None else {}).items() if is_alive(record)]
+        if left:
+            say(f"its supervisor was killed; {' and '.join(left)} still run: start it again, or `dsec dev stop`")
     return 0 if alive else 1
 
 

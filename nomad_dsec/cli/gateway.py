@@ -17,6 +17,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run_gateway(args: argparse.Namespace) -> int:
     """The gateway itself."""
-    from nomad_dsec.gateway.main import main
+    from nomad_dsec.gateway.__main__ import main
 
     return main(list(args.flags))

@@ -57,7 +57,7 @@ async def run(args: argparse.Namespace) -> int:
             print_json({"nodes": first.nodes, "sandboxes": first.sandboxes, "metrics": first.metrics})
             return 0
         if args.once or not sys.stdout.isatty():
-            Console().print(render(first, {}, args.rows))
+            Console(width=None if sys.stdout.isatty() else 160).print(render(first, {}, args.rows))
             return 0
         with Live(render(first, {}, args.rows), screen=True, auto_refresh=False) as live:
             before = first

@@ -1,0 +1,127 @@
+"""Flags and errors of `dsec`: short, on stderr, naming the flag; stdout stays data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+from libdsec.errors import CapacityError, DeniedError, PlatformError, UsageError
+from libdsec.results import ExecResult
+
+from nomad_dsec.cli import main as cli
+from nomad_dsec.cli import output
+from nomad_dsec.cli.sandbox import pairs
+from nomad_dsec.cli.sandbox_cp import split
+from nomad_dsec.cli.sandbox_exec import exit_code_of
+
+
+@pytest.mark.parametrize("noun", cli.NOUNS)
+def test_every_noun_parses_and_explains_itself(noun, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([noun, "--help"])
+    assert caught.value.code == 0
+    assert noun in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["sandbox", "create", "i", "--cpus", "many"], "--cpus"),
+        (["sandbox", "create"], "image"),
+        (["sandbox", "exec", "x"], "COMMAND"),
+        (["sandbox", "creat", "i"], "creat"),
+        (["nope"], "nope"),
+        (["dev", "run", "--prot", "1"], "--prot"),
+    ],
+)
+def test_a_usage_error_is_two_lines_and_exit_2(argv, names, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(argv)
+    assert caught.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert names in shown.err
+    assert len(shown.err.strip().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("u", "wrong", field="--x"), 2),
+        (CapacityError("c", "full", details={"refusals": {"memory": 3}}), 3),
+        (DeniedError("d", "no"), 4),
+        (PlatformError("p", "broken"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_become_exit_codes(error, code, monkeypatch, capsys):
+    def fails(_args: argparse.Namespace) -> int:
+        raise error
+
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(run=fails)
+    monkeypatch.setattr(cli, "build_parser", lambda _nouns: parser)
+    assert cli.main([]) == code
+    assert capsys.readouterr().out == ""
+
+
+def test_refusals_are_counted_for_people(capsys):
+    cli.say_error(CapacityError("c", "full", hint="wait", details={"refusals": {"memory": 3, "draining": 1}}))
+    assert capsys.readouterr().err.splitlines() == ["dsec: full", "  refusals: memory=3, draining=1", "  wait"]
+
+
+def test_config_show_says_where_a_value_came_from(monkeypatch, capsys):
+    monkeypatch.setenv("DSEC_GATEWAY_PORT", "9999")
+    monkeypatch.setenv("DSEC_GATEWAY_ADMIN_KEY", "very secret")
+    assert cli.main(["config", "show", "--json"]) == 0
+    text = capsys.readouterr().out
+    rows = {row["key"]: row for row in json.loads(text)}
+    assert rows["gateway.port"]["value"] == 9999
+    assert rows["gateway.port"]["origin"] == "DSEC_GATEWAY_PORT"
+    assert rows["gateway.host"]["origin"] == "default"
+    assert "very secret" not in text
+
+
+def test_without_a_gateway_the_error_says_what_to_do(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("DSEC_ENDPOINT", raising=False)
+    assert cli.main(["sandbox", "ls", "--data", str(tmp_path)]) == 2
+    assert "dsec dev" in capsys.readouterr().err
+
+
+def test_pairs():
+    assert pairs(["a=b=c", "d="], "--env") == {"a": "b=c", "d": ""}
+    with pytest.raises(UsageError, match="--env"):
+        pairs(["novalue"], "--env")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("sb-n1-abcdefghijklmnop:/x", ("sb-n1-abcdefghijklmnop", "/x")),
+        ("sb-n1-abcdefghijklmnop:", ("sb-n1-abcdefghijklmnop", "/")),
+        ("C:/x", ("", "C:/x")),
+        ("-", ("", "-")),
+    ],
+)
+def test_sides_of_a_copy(text, parts):
+    assert split(text) == parts
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [({"exit_code": 3}, 3), ({"exit_code": 255}, 255), ({"signal": 9}, 137), ({"signal": 9, "timed_out": True}, 124)],
+)
+def test_the_programs_end_is_ours(fields, code):
+    assert exit_code_of(ExecResult(exec_id="x", **fields)) == code
+
+
+def test_sizes_and_spans():
+    assert [output.size(n) for n in (0, 1023, 1536, 5 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
+    assert [output.span(n) for n in (0, 59.6, 3661, 90_000)] == ["0s", "1m00", "1h01", "1d01"]
+    assert output.age(None) == "-"
+
+
+def test_a_table_has_aligned_columns(capsys):
+    output.print_table(("id", "n"), [["long-name", 1], ["x", 22]])
+    assert capsys.readouterr().out == "ID         N\nlong-name  1\nx          22\n"
