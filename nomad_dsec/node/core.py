@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from libdsec.errors import CapacityError, DsecError, NotFoundError
 
@@ -17,7 +17,6 @@ from nomad_dsec.node.row import to_info
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
     from pathlib import Path
-    from typing import Any
 
     from libdsec.wire import SandboxInfo
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from nomad_dsec.node.row import Row
 
 log = get_log(__name__)
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -65,7 +65,7 @@ class TaskRoom:
     """Where everything in the background runs: entered once by main, ended as a whole; no task outlives it."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._open = False
 
     async def __aenter__(self) -> TaskRoom:
@@ -85,7 +85,7 @@ class TaskRoom:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._tasks.difference_update(tasks)
 
-    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start it. What it raises is kept in the task for those who await it, and logged if it was not foreseen."""
         if not self._open:
             work.close()
@@ -95,7 +95,7 @@ class TaskRoom:
         task.add_done_callback(self._done)
         return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
             return

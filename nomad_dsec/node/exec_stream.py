@@ -16,7 +16,7 @@ from nomad_dsec.node.execs import GUEST_S, exec_spec
 from nomad_dsec.node.foreign import to_dsec
 
 if TYPE_CHECKING:
-    from nomad_dsec.guest.channel import GuestExec
+    from nomad_dsec.guest.execution import GuestExec
     from nomad_dsec.node.core import Entry
     from nomad_dsec.node.execs import Execs
 

@@ -31,7 +31,8 @@ from nomad_dsec.proc import SYSTEM_PATH
 if TYPE_CHECKING:
     from libdsec.wire import ExecRequest, SignalRequest
 
-    from nomad_dsec.guest.channel import GuestChannel, GuestExec
+    from nomad_dsec.guest.channel import GuestChannel
+    from nomad_dsec.guest.execution import GuestExec
     from nomad_dsec.guest.spec import ExecOutcome, ExecState, StartError
     from nomad_dsec.node.core import Entry, Node
     from nomad_dsec.node.row import Row
@@ -74,7 +75,8 @@ class Execs:
         try:
             if request.stdin:
                 # Must reach the program whole, so it is carried on when the client's connection is cut.
-                outcome = await asyncio.shield(asyncio.ensure_future(self._outcome(entry, spec, request.stdin)))
+                work = self._outcome(entry, spec, request.stdin)
+                outcome = await asyncio.shield(self._node.room.spawn(f"exec {spec.exec_id}", work))
             else:
                 outcome = await self._outcome(entry, spec, b"")
             reply = await self.reply(entry, outcome, shell=isinstance(request.cmd, str))
@@ -125,7 +127,7 @@ class Execs:
         try:
             async with asyncio.timeout(CONNECT_S):
                 channel = await self._node.backend_of(entry).connect(to_handle(entry.row.handle))
-        except (TimeoutError, OSError) as error:
+        except (TimeoutError, OSError, DsecError) as error:
             failed = PlatformError("connection_lost", f"dsec-init of {entry.row.id} does not answer: {error!r}")
             await self._explain(entry, failed)
             raise failed from error
@@ -272,7 +274,7 @@ def exec_spec(row: Row, request: ExecRequest) -> ExecSpec:
         env["TERM"] = "xterm-256color"
     env.update(row.env)
     env.update(request.env)
-    spec = ExecSpec(
+    return ExecSpec(
         argv=tuple(_bytes(part) for part in argv),
         env=tuple((_bytes(name), _bytes(value)) for name, value in env.items()),
         cwd=_bytes(request.cwd or row.cwd),
@@ -284,8 +286,6 @@ def exec_spec(row: Row, request: ExecRequest) -> ExecSpec:
         max_output_bytes=request.max_output_bytes,
         exec_id=request.exec_id or new_exec_id(),
     )
-    spec.check()
-    return spec
 
 
 def _bytes(text: str) -> bytes:

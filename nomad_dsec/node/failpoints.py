@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from libdsec.errors import UsageError
+
 NAMES = (
     "admitted",
     "journaled",
@@ -29,6 +31,8 @@ class Failpoints:
 
     def __init__(self, armed: str = "") -> None:
         self._name, _, count = armed.partition(":")
+        if (self._name and self._name not in NAMES) or not (count or "1").isdecimal():
+            raise UsageError("bad_config", f"{armed!r}", field="node.failpoint", hint=f"NAME or NAME:N of {NAMES}")
         self._left = int(count or 1)
 
     def reach(self, name: str) -> None:

@@ -37,10 +37,13 @@ class Recovery:
         self._node = node
         self._door = door
         self._supervisor = supervisor
+        self._same_boot = True
 
     async def run(self, rows: list[Row]) -> dict[str, int]:
         """Bring memory and machine in line with the journal; returns how many came to which state."""
         turns = asyncio.Semaphore(AT_ONCE)
+        self._same_boot = self._node.journal.facts().get("boot_id") == self._node.boot_id
+        await self._node.journal.put_fact("boot_id", self._node.boot_id)
         entries = [self._entry(row) for row in rows]
 
         async def recover(entry: Entry) -> None:
@@ -111,7 +114,7 @@ class Recovery:
             log.info("a sandbox was adopted", sandbox=row.id, state=state)
             return
         exited = found.fate is Fate.EXITED
-        if not exited:
+        if not exited and self._same_boot:
             self._node.metrics.lost.inc()
         await self._door.end(
             entry,

@@ -7,7 +7,7 @@ import heapq
 import shutil
 from typing import TYPE_CHECKING
 
-from libdsec.errors import DsecError, PlatformError
+from libdsec.errors import DsecError
 from libdsec.wire import BackendFingerprint
 
 from nomad_dsec.log import get_log
@@ -81,7 +81,7 @@ class Supervisor:
         async with self._ending:
             try:
                 await self._door.end(entry, reason=reason, message=message)
-            except PlatformError:
+            except DsecError:
                 return  # logged and counted by the door; housekeeping tries again
 
     async def _timer_loop(self) -> None:
