@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,9 +61,13 @@ def live(data: Path, *, images: Path | None = None, timeout_s: float = 120.0) ->
     subprocess.run(argv, check=True, timeout=timeout_s, stdout=subprocess.DEVNULL)
     try:
         facts = json.loads((data / "dev.json").read_text())
-        yield Live(facts["endpoint"], facts["key"], data, {role: int(pid) for role, pid in facts["pids"].items()})
+        yield Live(facts["endpoint"], facts["api_key"], data, _pids(facts["children"]))
     finally:
         subprocess.run([str(DSEC), "dev", "stop", "--data", str(data)], check=True, timeout=timeout_s)
+
+
+def _pids(children: dict[str, Any]) -> dict[str, int]:
+    return {role: int(record["pid"]) for role, record in children.items()}
 
 
 def machine() -> dict[str, str | int]:

@@ -19,6 +19,7 @@ from tests.bench.live import DSEC, ROOT, machine
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+SOURCE = "debootstrap:bookworm?include=python3,python3-pytest,gcc,git,ca-certificates,procps"
 NAMES = ("create", "exec", "idle", "cycles")
 
 
@@ -44,9 +45,9 @@ class Bench:
     @contextmanager
     def mounted_root(self) -> Iterator[Path]:
         """The image's root, mounted for a peer by the same store."""
-        from dsec_imagefs import MountTable, Store
+        from dsec_imagefs import ImageStore, MountTable
 
-        store = Store(self.images)
+        store = ImageStore(self.images)
         table = MountTable(store, self.work / "peer-mounts")
         digest = store.resolve(self.image).digest
         try:
@@ -90,7 +91,7 @@ def _import_image(images: Path, name: str) -> None:
         [str(DSEC), "image", "inspect", name, "--store", str(images)], capture_output=True, check=False
     )
     if known.returncode != 0:
-        argv = [str(DSEC), "image", "import", "--debootstrap", "bookworm", name, "--store", str(images)]
+        argv = [str(DSEC), "image", "import", DEMO_IMAGE, name, "--store", str(images)]
         subprocess.run(argv, check=True, timeout=900)
 
 
