@@ -3,7 +3,8 @@
 Public API (everything is synchronous; run it in a thread from asyncio code):
 
 - `ImageStore(root)`: `import_image(source, name, progress=, refresh=, limits=)`, `resolve(ref)`, `ls()`,
-  `inspect(ref)`, `tag(ref, name)`, `rm(ref, force=)`, `gc(cache=)`, `verify(ref)`, `blob_path(rootfs)`.
+  `inspect(ref)`, `open_root(ref) -> ErofsReader`, `tag(ref, name)`, `rm(ref, force=)`, `gc(cache=)`, `verify(ref)`,
+  `blob_path(rootfs)`.
 - `MountTable(store, mount_dir)`: `acquire(digest, user) -> Path`, `release(digest, user)`, `users(digest)`,
   `retain_only(users)`, `mounted()`, `unmount_unused()`, `close()`.
 - `Image`, `ImageConfig`, `Limits`, `Collected`: frozen records.

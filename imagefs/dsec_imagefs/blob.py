@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.errors import ImageError
@@ -75,25 +77,32 @@ class BlobContent:
 
     def open(self) -> ContentReader:
         """Read through the blob's descriptor."""
+        packed = FdReader(self.blob.fd, self.blob.name, self.blob.base + self.offset)
         if self.extents is None:
-            return FdReader(self.blob.fd, self.blob.name, self.blob.base + self.offset)
-        return _SparseReader(self)
+            return packed
+        starts = tuple(start for start, _ in self.extents)
+        stored = tuple(accumulate((length for _, length in self.extents), initial=0))
+        return _SparseReader(packed, self.extents, starts, stored)
 
 
 @dataclass(frozen=True, slots=True)
 class _SparseReader:
-    content: BlobContent
+    packed: FdReader
+    extents: tuple[Extent, ...]
+    starts: tuple[int, ...]
+    stored: tuple[int, ...]
 
     def readinto(self, view: memoryview, offset: int) -> None:
         view[:] = bytes(len(view))
         end = offset + len(view)
-        packed = FdReader(self.content.blob.fd, self.content.blob.name, self.content.blob.base + self.content.offset)
-        at = 0
-        for start, length in self.content.extents or ():
+        # A map may have a million runs and a file thousands of buffers: find the first run, don't walk to it.
+        index = max(0, bisect_right(self.starts, offset) - 1)
+        while index < len(self.starts) and self.starts[index] < end:
+            start, length = self.extents[index]
             low, high = max(start, offset), min(start + length, end)
             if low < high:
-                packed.readinto(view[low - offset : high - offset], at + low - start)
-            at += length
+                self.packed.readinto(view[low - offset : high - offset], self.stored[index] + low - start)
+            index += 1
 
     def close(self) -> None:
         """The blob keeps its descriptor."""

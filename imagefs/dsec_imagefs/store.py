@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import urllib.parse
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.durable import Scratch, locked, sync_directory, write_durably
+from dsec_imagefs.erofs.reader import ErofsReader
 from dsec_imagefs.errors import ImageError
 from dsec_imagefs.image import Image, digest_hex, hex_prefix, normal_name, parse_record, render_record
 from dsec_imagefs.importing import Importer
@@ -178,6 +180,16 @@ class ImageStore:
             raise ImageError("corrupt", f"the root of {ref} is missing", "import the image again", field="ref")
         return image
 
+    @contextmanager
+    def open_root(self, ref: str) -> Iterator[ErofsReader]:
+        """Look into an image's root without mounting it."""
+        image = self.inspect(ref)
+        fd = os.open(self.blob_path(image.rootfs), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield ErofsReader(fd, ref)
+        finally:
+            os.close(fd)
+
     def rm(self, ref: str, *, force: bool = False) -> tuple[str, ...]:
         """Remove a name, and with its last name (or by digest) the image and a root nobody shares.
 
@@ -215,6 +227,7 @@ class ImageStore:
             for image in gone:
                 self._unlink_image(image.digest)
             blobs, freed = self._drop_blobs(keep=used)
+            self.users.prune()
             for stray in self.root.glob("*/.*.tmp"):
                 stray.unlink(missing_ok=True)
                 leftovers += 1
@@ -247,9 +260,10 @@ class ImageStore:
 
     def _read_ref(self, ref: str) -> str | None:
         try:
-            return str(json.loads(self._ref_path(normal_name(ref, "ref")).read_bytes())["digest"])
-        except (FileNotFoundError, ImageError):
+            path = self._ref_path(normal_name(ref, "ref"))
+        except ImageError:
             return None
+        return _parse_ref(path)[1] if path.exists() else None
 
     def _names(self) -> dict[str, tuple[str, ...]]:
         found: dict[str, list[str]] = {}
@@ -257,10 +271,10 @@ class ImageStore:
             if path.name.startswith("."):
                 continue
             try:
-                entry = json.loads(path.read_bytes())
+                name, digest = _parse_ref(path)
             except FileNotFoundError:  # removed since the listing
                 continue
-            found.setdefault(entry["digest"], []).append(entry["name"])
+            found.setdefault(digest, []).append(name)
         return {digest: tuple(names) for digest, names in found.items()}
 
     def _used_roots(self) -> set[str]:
@@ -299,3 +313,14 @@ class ImageStore:
             freed += info.st_blocks * 512 if info.st_nlink == 1 else 0
             path.unlink(missing_ok=True)
         return freed
+
+
+def _parse_ref(path: Path) -> tuple[str, str]:
+    """Name and digest of a file in ``refs``."""
+    try:
+        entry = json.loads(path.read_bytes())
+        name, digest = str(entry["name"]), str(entry["digest"])
+        digest_hex(digest)
+    except (ValueError, KeyError, TypeError, ImageError) as err:
+        raise ImageError("corrupt", f"{path} can't be read: {err}", "remove the file and tag the image again") from err
+    return name, digest

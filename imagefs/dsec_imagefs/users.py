@@ -59,6 +59,12 @@ class Users:
                     removed += 1
         return removed
 
+    def prune(self) -> None:
+        """Drop the folders of roots that nobody uses. The caller holds the store's lock."""
+        for folder in self._path.iterdir():
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
     def of(self, root: str) -> frozenset[str]:
         """Users of a root."""
         folder = self._path / root

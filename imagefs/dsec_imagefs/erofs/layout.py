@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from dsec_imagefs.tree import Content, Node
 
 MIN_HOLE_BYTES = 128 * 1024  # fewer zeros than this are written out: a chunk map would not pay
-MAX_CHUNKS = 1 << 16  # a hole map of at most 256 KiB; larger files take larger chunks
-MAX_INLINE = BLOCK - 64
+MAX_CHUNKS = 1 << 18  # a hole map of at most 1 MiB; larger files take larger chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +189,8 @@ def _choose_chunks(inode: _Inode, content: Content) -> None:
     bits = ondisk.BLOCK_BITS
     while content.size >> bits >= MAX_CHUNKS:
         bits += 1
+    if bits - ondisk.BLOCK_BITS > ondisk.EROFS_CHUNK_FORMAT_BLKBITS_MASK:
+        raise ImageError("unsupported", f"{inode.show()} says it has {content.size} bytes, more than a file can")
     chunks = [False] * -(-content.size >> bits)
     for offset, length in content.extents:
         if length:

@@ -63,10 +63,13 @@ class ArchiveSource:
         with ExitStack() as stack:
             found = self._find(open_files(self.path, work, stack), work)
             merge = LayerMerge(work.limits, work.note)
-            for number, layer in enumerate(found.layers, start=1):
-                plain = unpack_layer(layer.blob, work, stack, digest=layer.digest, diff_id=layer.diff_id)
+            total, before = sum(layer.blob.size for layer in found.layers), 0
+            for layer in found.layers:
+                plain = unpack_layer(
+                    layer.blob, work, stack, digest=layer.digest, diff_id=layer.diff_id, before=before, total=total
+                )
                 merge.apply(plain)
-                work.progress("merge", number, len(found.layers))
+                before += layer.blob.size
             yield Material(
                 root=merge.tree.root,
                 config=found.config.config,

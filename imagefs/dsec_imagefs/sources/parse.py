@@ -9,7 +9,8 @@ from dsec_imagefs.errors import ImageError
 from dsec_imagefs.sources.archive import ArchiveSource
 from dsec_imagefs.sources.debootstrap import parse_debootstrap
 from dsec_imagefs.sources.directory import DirectorySource
-from dsec_imagefs.sources.registry import EngineSource, RegistrySource, check_ref
+from dsec_imagefs.sources.engine import EngineSource
+from dsec_imagefs.sources.registry import RegistrySource, check_ref
 
 if TYPE_CHECKING:
     from dsec_imagefs.sources.base import Source

@@ -1,9 +1,10 @@
-"""Images of a registry, fetched by skopeo(1) into scratch space as an OCI layout, and of a local Docker engine."""
+"""Images of a registry, fetched by skopeo(1) into scratch space as an OCI layout."""
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from dsec_imagefs.sources.base import Material, Work
 
 FETCH_TIMEOUT_S = 3600.0
+FETCH_ATTEMPTS = 3  # skopeo's own retries cover lost connections, not a registry's 5xx
+RETRY_PAUSE_S = 0.5
+_FINAL = re.compile("unauthorized|denied|authentication required|unknown|invalid reference|did not end within")
 _REF = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,400}")
 _LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3})(?::\d+)?/")
 _POLICY = Path("/etc/containers/policy.json")
@@ -75,67 +79,13 @@ class RegistrySource:
                 work.progress("fetch", blobs, 0)
 
         argv += [self.label, f"oci:{layout}:image"]
-        run_tool(argv, timeout_s=FETCH_TIMEOUT_S, on_line=on_line, env=env)
+        for attempt in range(1, FETCH_ATTEMPTS + 1):
+            try:
+                run_tool(argv, timeout_s=FETCH_TIMEOUT_S, on_line=on_line, env=env)
+                break
+            except ImageError as err:
+                if attempt == FETCH_ATTEMPTS or _FINAL.search(err.message):
+                    raise
+                time.sleep(RETRY_PAUSE_S * attempt)  # layers that came whole stay in the layout
         with ArchiveSource(kind="oci", path=str(layout), ref="image", shown=self.label).open(work) as material:
             yield material
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSource:
-    """``docker-daemon:REF``: an image of the local Docker engine, by its save verb."""
-
-    ref: str
-
-    @property
-    def label(self) -> str:
-        """The source string."""
-        return f"docker-daemon:{self.ref}"
-
-    @property
-    def cache_key(self) -> str:
-        """A tag may have moved: nothing to reuse."""
-        return ""
-
-    @contextmanager
-    def open(self, work: Work) -> Iterator[Material]:
-        """Have the engine save the image into scratch space, then read it like any docker-archive."""
-        import docker
-        import docker.errors
-        import requests
-
-        archive = work.tmp / "engine.tar"
-        try:
-            client = docker.from_env()
-            try:
-                image = client.images.get(self.ref)
-                done = 0
-                with archive.open("xb") as out:
-                    for piece in image.save(chunk_size=1 << 20):
-                        out.write(piece)
-                        done += len(piece)
-                        work.progress("fetch", done, int(image.attrs.get("Size") or 0))
-            finally:
-                client.close()
-        except docker.errors.ImageNotFound as err:
-            raise ImageError("not_found", f"the Docker engine has no image {self.ref!r}", field="source") from err
-        except (docker.errors.DockerException, requests.RequestException) as err:
-            raise ImageError("tool_failed", f"the Docker engine: {err}", "is it running?", "source") from err
-        with ArchiveSource(kind="docker-archive", path=str(archive), shown=self.label).open(work) as material:
-            yield material
-
-
-def probe_engine() -> str:
-    """Try to reach a local Docker engine: "" when it answers, else why not."""
-    import docker
-    import docker.errors
-    import requests
-
-    try:
-        client = docker.from_env(timeout=5)
-        try:
-            client.ping()
-        finally:
-            client.close()
-    except (docker.errors.DockerException, requests.RequestException) as err:
-        return f"no Docker engine: {err}"
-    return ""

@@ -16,7 +16,7 @@ from dsec_imagefs.blob import Blob
 from dsec_imagefs.errors import ImageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import ExitStack
 
     from dsec_imagefs.sources.base import Work
@@ -110,7 +110,9 @@ class _Zstd:
             raise ValueError("the zstd stream is cut short")
 
 
-def unpack_layer(blob: Blob, work: Work, stack: ExitStack, *, digest: str = "", diff_id: str = "") -> Blob:
+def unpack_layer(
+    blob: Blob, work: Work, stack: ExitStack, *, digest: str = "", diff_id: str = "", before: int = 0, total: int = 0
+) -> Blob:
     """Give back the layer uncompressed; descriptors it opens are closed by `stack`.
 
     Args:
@@ -119,6 +121,8 @@ def unpack_layer(blob: Blob, work: Work, stack: ExitStack, *, digest: str = "", 
         stack: lives as long as the layer's contents are needed.
         digest: what the stored bytes must hash to (``sha256:...``), or "" to trust them.
         diff_id: what the uncompressed bytes must hash to, or "".
+        before: bytes of earlier layers, for the progress report.
+        total: bytes of all layers, or 0 to report this one alone.
 
     Raises:
         ImageError: ``bad_image`` for damage or a wrong digest, ``unsupported`` for another compression.
@@ -134,27 +138,36 @@ def unpack_layer(blob: Blob, work: Work, stack: ExitStack, *, digest: str = "", 
             if head.startswith(magic):
                 raise ImageError("unsupported", f"{blob.name} is compressed by {kind}", "gzip, zstd or plain", "source")
     stored, plain = _Check(digest), _Check(diff_id)
+
+    def report(done: int) -> None:
+        work.progress("unpack", before + done, total or blob.size)
+
     if decoder is None:
         if stored.wanted or plain.wanted:
-            for piece in _pieces(blob, work):
+            for piece in _pieces(blob, report):
                 stored.update(piece)
                 plain.update(piece)
         result = blob
     else:
-        result = _inflate(blob, decoder, work, stack, (stored, plain))
+        result = _inflate(blob, decoder, work, stack, (stored, plain), report)
     stored.finish(f"{blob.name} (as stored)")
     plain.finish(f"{blob.name} (uncompressed)")
     return result
 
 
 def _inflate(
-    blob: Blob, decoder: _Decoder, work: Work, stack: ExitStack, checks: tuple[_Check, _Check]
-) -> Blob:  # fmt: skip
+    blob: Blob,
+    decoder: _Decoder,
+    work: Work,
+    stack: ExitStack,
+    checks: tuple[_Check, _Check],
+    report: Callable[[int], None],
+) -> Blob:
     fd = os.open(work.tmp, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
     stack.callback(os.close, fd)
     size = 0
     try:
-        for piece in _pieces(blob, work):
+        for piece in _pieces(blob, report):
             checks[0].update(piece)
             for plain in decoder.feed(piece):
                 checks[1].update(plain)
@@ -169,12 +182,12 @@ def _inflate(
     return Blob(fd=fd, size=size, name=blob.name)
 
 
-def _pieces(blob: Blob, work: Work) -> Iterator[bytes]:
+def _pieces(blob: Blob, report: Callable[[int], None]) -> Iterator[bytes]:
     at = 0
     while piece := blob.read(at, CHUNK_BYTES):
         at += len(piece)
         yield piece
-        work.progress(f"unpack {blob.name}", at, blob.size)
+        report(at)
 
 
 def _write(fd: int, data: bytes) -> None:

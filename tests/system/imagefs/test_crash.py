@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-
 from dsec_imagefs import ImageStore
+
 from tests.kit.ocilayout import Layout
 from tests.unit.imagefs.test_sources import EXPECTED, LAYERS, names_of
 

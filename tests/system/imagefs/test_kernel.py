@@ -7,15 +7,14 @@ import stat
 import subprocess
 from contextlib import contextmanager
 
-import pytest
-from hypothesis import HealthCheck, given, settings
-
 from dsec_imagefs.erofs.reader import ErofsReader
 from dsec_imagefs.layers import apply_layers
 from dsec_imagefs.sources.base import Limits
 from dsec_imagefs.sources.directory import scan_directory
 from dsec_imagefs.syscalls import MS_RDONLY, mount_fs, umount
 from dsec_imagefs.tree import BytesContent, Node, new_directory
+from hypothesis import HealthCheck, given, settings
+
 from tests.kit import tarbytes as t
 from tests.kit.abilities import needs
 from tests.kit.trees import directory_facts, image_facts, node_facts, write_tree
@@ -38,8 +37,6 @@ def mounted(root: Node, tmp_path):
         yield target
     finally:
         umount(target)
-
-
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -160,9 +157,9 @@ def test_the_reader_reads_what_mkfs_makes(tmp_path):
     subprocess.run(["mkfs.erofs", "--quiet", str(image), str(top)], check=True, timeout=30, capture_output=True)
     fd = os.open(image, os.O_RDONLY)
     try:
-        ours = {path: facts[-2:] + (facts[7],) for path, facts in image_facts(fd).items()}
+        ours = {path: (*facts[-2:], facts[7]) for path, facts in image_facts(fd).items()}
         assert ErofsReader(fd).lookup(b"d/f").size == 12000
     finally:
         os.close(fd)
-    theirs = {path: facts[-2:] + (facts[7],) for path, facts in directory_facts(str(top)).items()}
+    theirs = {path: (*facts[-2:], facts[7]) for path, facts in directory_facts(str(top)).items()}
     assert ours == theirs

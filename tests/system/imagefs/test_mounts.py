@@ -10,11 +10,11 @@ import threading
 from pathlib import Path
 
 import pytest
-
 from dsec_imagefs import ImageError, ImageStore, MountTable
 from dsec_imagefs.errors import SyscallError
 from dsec_imagefs.mountinfo import read_mounts
 from dsec_imagefs.syscalls import MNT_DETACH, umount
+
 from tests.kit.abilities import needs
 
 pytestmark = needs("root", "erofs")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import stat
 
-from hypothesis import strategies as st
-
 from dsec_imagefs.tree import BytesContent, Node
+from hypothesis import strategies as st
 
 names = (
     st.binary(min_size=1, max_size=12)
@@ -42,7 +41,9 @@ def leaves(draw):
         node.content = draw(contents())
     elif fmt == stat.S_IFLNK:
         node.mode = 0o777
-        node.target = draw(st.binary(min_size=1, max_size=40).filter(lambda raw: b"\0" not in raw) | st.just(b"t" * 4090))
+        node.target = draw(
+            st.binary(min_size=1, max_size=40).filter(lambda raw: b"\0" not in raw) | st.just(b"t" * 4090)
+        )
     elif fmt in (stat.S_IFCHR, stat.S_IFBLK):
         node.device = (draw(st.integers(0, 4095)), draw(st.integers(0, (1 << 20) - 1)))
     return node

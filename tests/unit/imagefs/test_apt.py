@@ -65,7 +65,13 @@ def test_credentials_stay_out_of_images():
 
 def test_tidy_removes_what_belongs_to_this_host():
     tree = Tree()
-    for path in ("var/cache/apt/archives/x.deb", "var/lib/apt/lists/l", "etc/resolv.conf", "var/log/dpkg.log", "bin/sh"):
+    for path in (
+        "var/cache/apt/archives/x.deb",
+        "var/lib/apt/lists/l",
+        "etc/resolv.conf",
+        "var/log/dpkg.log",
+        "bin/sh",
+    ):
         *parents, name = split_path(path.encode())
         tree.directory(parents, make=True).children[name] = Node(
             fmt=stat.S_IFREG, mode=0o600, content=BytesContent(b"host")

@@ -7,13 +7,13 @@ import stat
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given, settings
-
 from dsec_imagefs.erofs import ondisk, xattr
 from dsec_imagefs.erofs.layout import plan_layout
 from dsec_imagefs.erofs.reader import ErofsReader
 from dsec_imagefs.errors import ImageError
 from dsec_imagefs.tree import BytesContent, Node, new_directory
+from hypothesis import given, settings
+
 from tests.kit.trees import image_facts, node_facts, write_tree
 from tests.unit.imagefs.strategies import trees
 

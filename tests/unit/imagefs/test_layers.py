@@ -6,11 +6,11 @@ import stat
 from contextlib import ExitStack
 
 import pytest
-
 from dsec_imagefs.errors import ImageError
 from dsec_imagefs.layers import apply_layers
 from dsec_imagefs.sources.base import Limits
 from dsec_imagefs.tree import Node
+
 from tests.kit import tarbytes as t
 from tests.kit.trees import node_facts
 

@@ -8,14 +8,15 @@ import os
 
 import pytest
 import zstandard
-
 from dsec_imagefs import ImageError, ImageStore, Limits
 from dsec_imagefs.erofs.reader import ErofsReader
 from dsec_imagefs.sources.archive import ArchiveSource
 from dsec_imagefs.sources.debootstrap import DebootstrapSource
 from dsec_imagefs.sources.directory import DirectorySource
+from dsec_imagefs.sources.engine import EngineSource
 from dsec_imagefs.sources.parse import parse_source
-from dsec_imagefs.sources.registry import EngineSource, RegistrySource
+from dsec_imagefs.sources.registry import RegistrySource
+
 from tests.kit import tarbytes as t
 from tests.kit.ocilayout import Layout, digest_of, docker_archive
 

@@ -7,10 +7,10 @@ import os
 import threading
 
 import pytest
-
 from dsec_imagefs import ImageConfig, ImageError, ImageStore
 from dsec_imagefs.image import Image, image_digest, normal_name, parse_record, render_record
 from dsec_imagefs.mountinfo import parse_mountinfo
+
 from tests.kit.ocilayout import Layout
 from tests.unit.imagefs.test_sources import LAYERS
 
@@ -240,3 +240,19 @@ def test_mountinfo_is_unescaped():
     one, two = parse_mountinfo(line)
     assert (one.target, one.source, one.fs_type, one.shared) == ("/mnt/a b", "/x\\y", "erofs", True)
     assert (two.target, two.root, two.shared) == ("/p", "/r", False)
+
+
+def test_a_root_can_be_looked_into_without_a_mount(store, tree):
+    store.import_image(f"dir:{tree}", "a")
+    with store.open_root("a") as root:
+        assert root.read(root.lookup(b"etc/f")) == b"one"
+
+
+def test_a_damaged_name_is_an_error_that_names_its_file(store, tree):
+    store.import_image(f"dir:{tree}", "a")
+    path = store.root / "refs" / "a%3Alatest"
+    for text in ("", "{}", '{"name": "a:latest", "digest": "sha256:../x"}'):
+        path.write_text(text)
+        with pytest.raises(ImageError) as caught:
+            store.resolve("a")
+        assert caught.value.code == "corrupt"
