@@ -16,7 +16,9 @@
 
 static int open_how(int dir, const char *path, uint64_t flags, unsigned mode, uint64_t resolve)
 {
-	struct open_how how = {.flags = flags | O_CLOEXEC | O_NOCTTY, .resolve = resolve | RESOLVE_NO_MAGICLINKS};
+	/* openat2 refuses O_PATH beside flags that mean nothing to it */
+	uint64_t extra = flags & O_PATH ? O_CLOEXEC : O_CLOEXEC | O_NOCTTY;
+	struct open_how how = {.flags = flags | extra, .resolve = resolve | RESOLVE_NO_MAGICLINKS};
 	if (flags & (O_CREAT | __O_TMPFILE))
 		how.mode = mode;
 	int fd = -1;
