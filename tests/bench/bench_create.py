@@ -73,15 +73,15 @@ async def _measure(bench: Bench, machine: Any) -> dict[str, Any]:
     result["create_kill_per_s_16"] = round(rate, 1)
     result["cpu_ms_per_cycle"] = used
     if peers.has_crun():
-        result |= await _against_crun(bench, bench.data("crun"), series["create_ms"], rate)
+        result |= _against_crun(bench, bench.data("crun"), series["create_ms"], rate)
     return result
 
 
-async def _against_crun(bench: Bench, work: Path, ours_ms: list[float], ours_rate: float) -> dict[str, Any]:
+def _against_crun(bench: Bench, work: Path, ours_ms: list[float], ours_rate: float) -> dict[str, Any]:
     with bench.mounted_root() as root:
         bundle = peers.make_bundle(work, root)
-        single, _ = await peers.crun_series(bundle, count=bench.size(100, 20), workers=1)
-        _, rate = await peers.crun_series(bundle, count=bench.size(400, 40), workers=2)
+        single, _ = peers.crun_series(bundle, count=bench.size(100, 20), workers=1)
+        _, rate = peers.crun_series(bundle, count=bench.size(400, 40), workers=2)
     crun = percentiles(single)
     return {
         "crun_run_ms": crun,

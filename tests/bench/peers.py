@@ -6,12 +6,13 @@ import asyncio
 import json
 import shutil
 import subprocess
+import sys
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 
 def make_bundle(directory: Path, root: Path) -> Path:
@@ -39,8 +40,7 @@ async def crun_run(bundle: Path) -> float:
     return time.perf_counter() - began
 
 
-async def crun_series(bundle: Path, *, count: int, workers: int) -> tuple[list[float], float]:
-    """Milliseconds of each run and runs a second with so many workers."""
+async def _series(bundle: Path, count: int, workers: int) -> dict[str, Any]:
     series: list[float] = []
 
     async def work(times: int) -> None:
@@ -50,9 +50,40 @@ async def crun_series(bundle: Path, *, count: int, workers: int) -> tuple[list[f
     async with asyncio.TaskGroup() as group:
         for _ in range(workers):
             group.create_task(work(count // workers))
-    return series, len(series) / (time.perf_counter() - began)
+    return {"ms": series, "per_s": len(series) / (time.perf_counter() - began)}
+
+
+def crun_series(bundle: Path, *, count: int, workers: int) -> tuple[list[float], float]:
+    """Milliseconds of each run and runs a second with so many workers.
+
+    crun refuses a host that has controllers on a cgroup2 mount beside v1 ones, so it runs in a mount namespace in which
+    that mount is not; it is started once, and costs the runs nothing.
+    """
+    hide = 'umount -l /sys/fs/cgroup/unified 2>/dev/null; exec "$@"'
+    argv = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        hide,
+        "sh",
+        sys.executable,
+        "-m",
+        "tests.bench.peers",
+    ]
+    done = subprocess.run(
+        [*argv, str(bundle), str(count), str(workers)], check=True, timeout=600, stdout=subprocess.PIPE, cwd=ROOT
+    )
+    answer = json.loads(done.stdout)
+    return answer["ms"], answer["per_s"]
 
 
 def has_crun() -> bool:
     """Whether the yardstick is here."""
     return shutil.which("crun") is not None
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(_series(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))))

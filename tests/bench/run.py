@@ -91,7 +91,7 @@ def _import_image(images: Path, name: str) -> None:
         [str(DSEC), "image", "inspect", name, "--store", str(images)], capture_output=True, check=False
     )
     if known.returncode != 0:
-        argv = [str(DSEC), "image", "import", DEMO_IMAGE, name, "--store", str(images)]
+        argv = [str(DSEC), "image", "import", SOURCE, "--name", name, "--store", str(images)]
         subprocess.run(argv, check=True, timeout=900)
 
 
