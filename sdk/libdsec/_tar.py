@@ -175,7 +175,7 @@ class Unpacker:
         if self._trailer is None:
             raise PlatformError("short_tree", "the tree's stream ended before its last member", retry_after_s=1.0)
         try:
-            self.result.skipped.extend(msgspec.json.decode(self._trailer, type=TreeResult).skipped)
+            self.result.skipped.extend(msgspec.json.decode(self._trailer, type=list[tuple[str, str]]))
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise PlatformError("short_tree", f"the tree's last member can't be read: {error}") from error
         for parts, mode, mtime in reversed(self._modes):  # last, since a read-only directory takes no more entries
