@@ -28,7 +28,6 @@ pytestmark = IN_SANDBOX
 PROTECT = {"protected_paths": ["/bin/bash"]}
 LEFT_OUT: dict[str, tuple[dict[str, Any], Callable[[Op], bool], str]] = {
     "the filter": ({}, lambda op: op.name == "seccomp", "system_calls"),
-    "read-only settings": ({}, lambda op: op.name == "readonly" and op.values[0] == "/proc/sys", "read_only_paths"),
     "a protected path": (PROTECT, lambda op: op.name == "readonly" and op.values[0] == "/bin/bash", "protected_paths"),
 }
 

@@ -58,7 +58,7 @@ async def test_settings_can_not_be_written(box: Box, user: str) -> None:
 
 def test_twin_without_a_policy_settings_open_for_writing(attacker: Path) -> None:
     got = run_naive(attacker, "open", "w", *SETTINGS)
-    assert {path for path, code in got.items() if code == 0} >= set(SETTINGS[:3])
+    assert {path for path, code in got.items() if code == 0} >= {SETTINGS[0], SETTINGS[2]}
 
 
 async def test_no_device_of_the_host_is_there(box: Box) -> None:

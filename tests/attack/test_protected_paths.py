@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
-from libdsec.errors import UsageError
+from libdsec.errors import NotFoundError, UsageError
 
 from tests.attack.marks import IN_SANDBOX
 
@@ -53,7 +53,8 @@ LINKED = {
     "rename over the last link": "cp /evil /opt/tool/new; mv -f /opt/tool/new /opt/tool/run",
     "rename its directory": "mv /opt/tool /opt/old; mkdir /opt/tool; cp /evil /opt/tool/run",
 }
-SCRIPT = f"printf '{EVIL}' > /evil; attack sys 90 @/evil 493; cd /work; "
+#: Tools are still found when their directory was moved away.
+SCRIPT = f"PATH=$PATH:/usr/bin.old:/usr/b2; printf '{EVIL}' > /evil; attack sys 90 @/evil 493; cd /work; "
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -66,8 +67,11 @@ async def guarded(machine: Machine, image: str) -> AsyncIterator[Box]:
 async def contents(box: Box, path: str) -> str:
     """What a program started by this path would be: hashed outside, read by dsec-init, not by tools of the image."""
     hashed = hashlib.sha256()
-    async for chunk in box.channel.read_file(path):
-        hashed.update(chunk)
+    try:
+        async for chunk in box.channel.read_file(path):
+            hashed.update(chunk)
+    except NotFoundError:
+        return "gone"
     return hashed.hexdigest()
 
 

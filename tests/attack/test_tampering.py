@@ -96,8 +96,9 @@ async def test_no_descriptor_leaks_into_an_exec(box: Box) -> None:
 
 def test_twin_descriptors_do_leak_without_it(attacker: Path) -> None:
     fd = os.open("/", os.O_RDONLY)
+    os.set_inheritable(fd, True)
     try:
-        done = subprocess.run([str(attacker), "fds"], close_fds=False, pass_fds=(fd,), capture_output=True, check=True)
+        done = subprocess.run([str(attacker), "fds"], close_fds=False, capture_output=True, check=True)
     finally:
         os.close(fd)
     assert b"extra 0" not in done.stdout

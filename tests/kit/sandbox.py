@@ -16,6 +16,7 @@ from nomad_dsec.backends.container.backend import ContainerBackend
 from nomad_dsec.backends.container.host import ContainerConfig
 from nomad_dsec.guest.build import build
 from nomad_dsec.guest.spec import ExecOutcome, ExecSpec
+from nomad_dsec.linux import nft_table
 from nomad_dsec.model import Handle, SandboxSpec
 from tests.kit.attacker import answers
 
@@ -54,6 +55,7 @@ class Box:
             cwd=cwd.encode(),
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
+            no_new_privs=bool(self.spec.policy.get("no_new_privs", True)),
         )
         return await self.channel.run(spec, timeout_s=timeout_s + 30)
 
@@ -103,9 +105,12 @@ class Machine:
         return self.store.import_image(f"dir:{tree}", name).digest
 
     async def close(self, directory: Path) -> None:
-        """Everything of it goes, the mounts too."""
-        await self.backend._host.roots.release_unused(set())
+        """Everything of it goes: also what a node leaves for sandboxes that outlive its daemon."""
+        host = self.backend._host
+        await host.roots.release_unused(set())
         await self.backend.close()
+        await host.cgroups.remove()
+        await nft_table.remove_table(self.node)
         MountTable(self.store, directory / "mounts").close()
 
     def spec(self, digest: str, policy: Mapping[str, Any], **changes: Any) -> SandboxSpec:

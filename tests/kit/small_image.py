@@ -29,7 +29,8 @@ def make_tree(root: Path, attacker: Path) -> Path:
     (root / "etc/group").write_text(GROUP)
     for program in PROGRAMS:
         _copy_program(root, program)
-    (root / "usr/bin/sh").symlink_to("bash")
+    # A file of its own: a shell that attacks bash must not be bash, or ETXTBSY alone would protect it.
+    shutil.copy(root / "usr/bin/bash", root / "usr/bin/sh")
     (root / "opt/tool/run").symlink_to("/usr/bin/bash")
     shutil.copy(attacker, root / "usr/bin/attack")
     shutil.copy(attacker, root / "usr/bin/attack-setuid")
