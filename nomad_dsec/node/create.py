@@ -285,7 +285,7 @@ class Creator:
             entry,
             state="running",
             handle=from_handle(started.handle),
-            effective_policy=dict(started.policy),
+            effective_policy=started.policy,
             ready_at=now,
             expires_at=now + row.timeout_s,
             lease_expires_at=None if row.lease_s is None else now + row.lease_s,

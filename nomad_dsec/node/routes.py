@@ -133,7 +133,10 @@ class Routes:
         return response
 
     async def ls(self, request: web.Request) -> web.Response:
-        """GET /v1/sandboxes: by namespace, state (comma-separated), label (k=v, repeated); live ones by default."""
+        """GET /v1/sandboxes: by namespace, state (comma-separated), label (k=v, repeated); live ones by default.
+
+        Listed infos leave out the policy.
+        """
         query = request.query
         namespace = query.get("namespace")
         states = set(filter(None, query.get("state", "").split(",")))
@@ -146,7 +149,7 @@ class Routes:
             if (row.state not in states) if states else entry.ended.is_set():
                 continue
             if all(row.labels.get(name) == value for name, value in labels):
-                found.append(to_info(row, self._node.id))
+                found.append(to_info(row, self._node.id, brief=True))
         return json_reply(SandboxList(sandboxes=found))
 
     async def info(self, request: web.Request) -> web.Response:

@@ -105,8 +105,8 @@ def to_spec(row: Row, secrets: dict[str, str]) -> SandboxSpec:
     )
 
 
-def to_info(row: Row, node: str) -> SandboxInfo:
-    """What the outside sees."""
+def to_info(row: Row, node: str, *, brief: bool = False) -> SandboxInfo:
+    """What the outside sees; brief leaves out the policy, which is long and much the same for all of a listing."""
     return SandboxInfo(
         id=row.id,
         node=node,
@@ -128,6 +128,6 @@ def to_info(row: Row, node: str) -> SandboxInfo:
         ended_at=row.ended_at,
         expires_at=row.expires_at,
         lease_expires_at=row.lease_expires_at,
-        policy=row.effective_policy,
+        policy={} if brief else row.effective_policy,
         timings_ms=row.timings_ms,
     )

@@ -173,7 +173,9 @@ async def test_files_of_any_size_and_name(client, box):
     for size in (0, 1, 18_000, 200_000, 3_000_000):
         content = bytes(i * 7 % 251 for i in range(min(size, 4000))) * (size // 4000 + 1)
         content = content[:size]
-        wrote = await client.call("PUT", url, data=content, path="/tmp/d e/\u00fc.bin", parents="1", mode="640")
+        wrote = await client.call(
+            "PUT", url, data=io.BytesIO(content), path="/tmp/d e/\u00fc.bin", parents="1", mode="640"
+        )
         assert wrote.ok() == {"bytes": size}
         read = await client.call("GET", url, path="/tmp/d e/\u00fc.bin")
         assert read.body == content
@@ -323,7 +325,14 @@ async def test_tokens_and_unknown_things(client, box):
         ({"ids": ["x"], "namespace": "a", "spec": {"image": "x"}}, "sandbox"),
         ({"ids": client.daemon.new_ids(), "namespace": "a", "spec": {"image": "x", "cpus": 0}}, "spec.cpus"),
         ({"ids": client.daemon.new_ids(), "namespace": "a", "spec": {"image": "x", "polcy": 1}}, "polcy"),
-        ({"ids": client.daemon.new_ids(), "namespace": "a", "spec": {"image": "x", "policy": {"x": 1}}}, "policy.x"),
+        (
+            {
+                "ids": client.daemon.new_ids(),
+                "namespace": "a",
+                "spec": {"image": client.daemon.image, "policy": {"x": 1}},
+            },
+            "policy.x",
+        ),
     ):
         reply = await client.call("POST", "/v1/sandboxes", body)
         assert (reply.status, reply.error["field"]) == (400, field), reply.body

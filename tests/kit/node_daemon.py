@@ -167,7 +167,14 @@ class Client:
             return Reply(reply.status, reply.headers, await reply.read())
 
     def body(self, ids: list[str], **spec: Any) -> dict[str, Any]:
-        base = {"image": self.daemon.image, "cpus": 0.05, "memory_mib": 64, "disk_mib": 16, "pids": 64, "timeout_s": 600.0}
+        base = {
+            "image": self.daemon.image,
+            "cpus": 0.05,
+            "memory_mib": 64,
+            "disk_mib": 16,
+            "pids": 64,
+            "timeout_s": 600.0,
+        }
         return {"ids": ids, "namespace": "test", "spec": base | spec}
 
     async def create(self, count: int = 1, **spec: Any) -> list[dict[str, Any]]:
