@@ -47,7 +47,7 @@ def error_reply(error: DsecError) -> web.Response:
 def usage_from_decode(error: Exception, what: str) -> UsageError:
     """A UsageError that names the field, from msgspec's `... - at $.path` text."""
     text = str(error)
-    message, _, where = text.partition(" - at `")
+    message, _, where = text.replace(" - at `key` in `", " - at `").partition(" - at `")
     field = where.rstrip("`").removeprefix("$").removeprefix(".")
     if "unknown field `" in message:
         field = message.split("unknown field `", 1)[1].rstrip("`")

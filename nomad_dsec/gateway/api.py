@@ -131,6 +131,13 @@ ROUTES: tuple[Route, ...] = (
         request=wire.CreateRequest,
         reply=wire.CreateReply,
     ),
+    _r(
+        "DELETE /v1/creates/{key}",
+        "create_abandon",
+        "Give up a create by its idempotency key; what it made is removed",
+        "local",
+        reply=wire.Ok,
+    ),
     _r("GET /v1/sandboxes", "list", "List the namespace's sandboxes", "local", reply=wire.SandboxList, query=_LIST),
     _r(f"GET {_S}", "info", "One sandbox", "local", reply=wire.SandboxInfo),
     _r(

@@ -8,6 +8,7 @@ can't have seen the request.
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +29,7 @@ IDLE_CONNECTION_S = 30.0
 MAX_ERROR_BYTES = 256 * 1024
 RETRY_AFTER_S = 1.0
 WS_MESSAGE_BYTES = 4 * 1024 * 1024
+_ONE_GO_BYTES = 512 * 1024
 _JSON = {"Content-Type": "application/json"}
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
 _KEEPALIVE = (  # a host that vanished without a word is noticed within half a minute: tcp(7)
@@ -139,7 +141,7 @@ class NodeClient:
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self.open(method, path, data=body, headers=_JSON if body is not None else None) as reply,
+                self.open(method, path, data=_payload(body), headers=_JSON if body is not None else None) as reply,
             ):
                 if reply.status >= 400:
                     raise error_of(await self.read(reply, MAX_ERROR_BYTES), reply.status, self.endpoint.name)
@@ -192,6 +194,11 @@ class NodeClient:
 
     def _strange(self, what: str) -> ProtocolError:
         return ProtocolError("bad_node_reply", f"node {self.endpoint.name} broke the protocol: {what}")
+
+
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    """Aiohttp sends bytes in one go and warns when they are many; from a file object it sends them in turns."""
+    return io.BytesIO(body) if body is not None and len(body) > _ONE_GO_BYTES else body
 
 
 def error_of(raw: bytes, status: int, name: str) -> DsecError:

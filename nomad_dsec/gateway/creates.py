@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from libdsec.errors import CapacityError, DsecError, PlatformError
+from libdsec.wire import CreateReply
 
 from nomad_dsec.gateway.groups import Engine, GroupCreate
 from nomad_dsec.gateway.idempotency import ReplyStore, check_same, fingerprint
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 BUSY_RETRY_S = 1.0
 CLAIM_GRACE_S = 5.0  # a keyed create whose reply reached nobody waits so long for its caller to ask again
+ABANDON_WAIT_S = 30.0
 _encoder = msgspec.json.Encoder()
 
 
@@ -88,6 +90,26 @@ class Creates:
     def undelivered(self, flight: Flight) -> None:
         """The connection was gone before the reply was out."""
         self._leave(flight)
+
+    async def abandon(self, namespace: str, key: str) -> None:
+        """The caller of this key gave up and takes no reply: what the key made is removed. Harmless when repeated.
+
+        HTTP can't tell whether a reply that was sent was also read; this is how a client that was cancelled in that
+        very moment says that it holds nothing.
+        """
+        flight = self._flights.get((namespace, key))
+        if flight is not None and not flight.done.done():
+            self._forget(flight)
+            assert flight.task is not None
+            flight.task.cancel()
+            return
+        stored = self._replies.find(namespace, key, None)
+        if stored is not None:
+            reply: CreateReply = msgspec.json.decode(stored, type=CreateReply)
+            ids = [info.id for info in reply.sandboxes]
+            self._engine.reaper.doom(ids)
+            self._replies.forget_nowait(namespace, key)
+            await self._engine.reaper.wait_tried(ids, timeout_s=ABANDON_WAIT_S)
 
     def purge(self) -> None:
         """Drop old replies; called now and then."""

@@ -39,6 +39,7 @@ START_SLACK_S = 75.0  # beyond the wait for a turn: a node's own bound for a sta
 UNDO_WAIT_S = 15.0
 BLIND_ASKS = 4  # nodes asked for an image that no listing shows yet, such as one imported a second ago
 REPLY_BYTES_EACH = 64 * 1024
+CAPACITY = "capacity"
 PASSING = frozenset({"starting_limit", "queue_full", "node_unreachable", "shutting_down"})  # worth the same node again
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 1.0
 _encoder = msgspec.json.Encoder()
@@ -128,13 +129,13 @@ class GroupCreate:
             elif not self._may_pass():
                 self._give_up(decision.unplaced)
                 return
+            else:  # nowhere else to go: ask those again whose reason passes by itself
+                self._excluded = {node: why for node, why in self._excluded.items() if why not in PASSING}
             if self._engine.clock.monotonic() + pause_s >= self._deadline:
                 self._give_up(self._left)
                 return
             await asyncio.sleep(pause_s * self._engine.rng.uniform(0.5, 1.5))
             pause_s = min(pause_s * 2, _PAUSE_MAX_S)
-            if self._may_pass():
-                self._excluded = {node: why for node, why in self._excluded.items() if why not in PASSING}
 
     def _place(self) -> Decision:
         if not self._digest and list(self._excluded.values()).count(feasible.IMAGE) >= BLIND_ASKS:
@@ -277,8 +278,7 @@ class GroupCreate:
             self._open.difference_update(portion.ids)
         if isinstance(error, UsageError | DeniedError):
             raise error  # the same everywhere
-        self._excluded[portion.node.id] = error.code
-        engine.metrics.refused({error.code: 1})
+        self._exclude(portion.node, error.code)
         log.info("a node refused a create", node=portion.node.id, code=error.code, count=len(portion.ids))
 
     def _take_failures(self, portion: Portion) -> None:
@@ -286,10 +286,15 @@ class GroupCreate:
         self._close([failure.id for failure in portion.failures])
         for failure in portion.failures:
             if failure.error.get("kind") == CapacityError.kind:
-                self._excluded[portion.node.id] = str(failure.error.get("code", "capacity"))
+                self._exclude(portion.node, str(failure.error.get("code", CAPACITY)))
             else:
                 self._failures.append(failure)
                 self._left -= 1
+
+    def _exclude(self, node: Node, code: str) -> None:
+        if node.id not in self._excluded:
+            self._refusals[code] = self._refusals.get(code, 0) + 1
+        self._excluded[node.id] = code
 
     def _close(self, ids: Sequence[str]) -> None:
         if ids:

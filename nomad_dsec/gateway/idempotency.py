@@ -30,15 +30,16 @@ class ReplyStore:
         self._db = db
         self._clock = clock
 
-    def find(self, namespace: str, key: str, body: bytes) -> bytes | None:
-        """The stored reply; UsageError idempotency_mismatch when the key was used for another body."""
+    def find(self, namespace: str, key: str, body: bytes | None) -> bytes | None:
+        """The stored reply; UsageError idempotency_mismatch when it was for another body (None: any will do)."""
         rows = self._db.read(
             "SELECT body, reply FROM idempotent WHERE namespace = ? AND key = ? AND at > ?",
             (namespace, key, self._clock.now() - KEEP_S),
         )
         if not rows:
             return None
-        check_same(rows[0][0], body, key)
+        if body is not None:
+            check_same(rows[0][0], body, key)
         return bytes(rows[0][1])
 
     def keep_statement(self, namespace: str, key: str, body: bytes, reply: bytes) -> Statement:

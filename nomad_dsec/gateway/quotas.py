@@ -95,16 +95,18 @@ class Quotas:
 
 
 def _over(quota: Quota, used: Usage, wanted: Usage) -> tuple[str, float, float, float] | None:
-    """(resource, limit, used, wanted) of the first bound that would be passed."""
+    """(resource, limit, used, wanted) of a bound that would be passed, one that never fits before others."""
     rows = (
         ("sandboxes", quota.sandboxes, used.sandboxes, wanted.sandboxes),
         ("cpus", quota.cpus, used.cpus, wanted.cpus),
         ("memory_mib", quota.memory_mib, used.memory_mib, wanted.memory_mib),
     )
-    for name, limit, have, more in rows:
-        if limit is not None and have + more > limit + 1e-9:
-            return name, limit, have, more
-    return None
+    over = [
+        (name, limit, have, more)
+        for name, limit, have, more in rows
+        if limit is not None and have + more > limit + 1e-9
+    ]
+    return max(over, key=lambda row: row[3] > row[1], default=None)
 
 
 def _refused(namespace: str, resource: str, limit: float, used: float, wanted: float) -> DeniedError | CapacityError:

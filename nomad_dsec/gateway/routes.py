@@ -131,6 +131,10 @@ class Routes:
         creates.delivered(flight)
         return response
 
+    async def _create_abandon(self, request: web.Request, principal: Principal) -> web.StreamResponse:
+        await self._gateway.creates.abandon(principal.namespace, request.match_info["key"])
+        return json_reply(Ok())
+
     async def _list(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         query = request.query
         states = [part for text in query.getall("state", []) for part in text.split(",") if part]
