@@ -1,0 +1,98 @@
+"""Writes the numbers of bench-results/*.json into SPECIFICATION.md, between its markers. `python -m tests.bench.table`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.bench.live import ROOT
+
+BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"
+
+# bench, where in its result, what it is, what the issue asks for
+ROWS: tuple[tuple[str, str, str, str], ...] = (
+    ("create", "create_ms.p50", "create to ready, SDK to SDK, one caller, p50 ms", "<= 15"),
+    ("create", "create_ms.p99", "the same, p99 ms", ""),
+    ("create", "ratio_create_p50_to_crun", "create p50 to bare `crun run` p50 of the same run", "<= 1"),
+    ("create", "create_kill_per_s_16", "create+kill a second, 16 callers", ">= 120"),
+    ("create", "ratio_rate_to_crun", "that rate to bare crun with two workers", ">= 1"),
+    ("create", "cpu_ms_per_cycle.node", "CPU ms of the node daemon a create+kill", ""),
+    ("create", "cpu_ms_per_cycle.gateway", "CPU ms of the gateway a create+kill", ""),
+    ("exec", "exec_true_ms.p50", "exec `true` through SDK and gateway, p50 ms", "<= 3"),
+    ("exec", "exec_true_ms.p99", "the same, p99 ms", ""),
+    ("exec", "exec_per_s", "execs a second, one async client, 64 sandboxes", ">= 1000"),
+    ("idle", "kib_each", "KiB of the machine's memory an idle sandbox", "<= 1536"),
+    ("idle", "at_once", "sandboxes at once, still answering execs", ">= 3200"),
+    ("idle", "exec_ms_at_full.p50", "exec `echo` with all of them there, p50 ms", ""),
+    ("cycles", "cycles", "create and kill cycles with the counts below flat", ">= 10000"),
+    ("fncall", "python_per_s", "fncall `print(1)` in Python a second", ">= 400"),
+    ("fncall", "python_ms.p50", "the same, one caller, p50 ms", "<= 8"),
+    ("fncall", "cpp_cached_per_s", "fncall of compiled C++ from the cache a second", ">= 400"),
+    ("fncall", "ratio_to_docker_run", "calls a second to `docker run --rm` a second", ">= 20"),
+)
+
+
+def _at(result: dict[str, Any], path: str) -> Any:
+    value: Any = result
+    for key in path.split("."):
+        if not isinstance(value, dict) or key not in value:
+            return None
+        value = value[key]
+    return value
+
+
+def _flatness(result: dict[str, Any]) -> list[str]:
+    rows = result.get("rows") or []
+    if not rows:
+        return []
+    lines = ["", "Cycles, after each tenth (first → last):", ""]
+    for key in ("rate", "mounts", "cgroups", "links", "processes"):
+        lines.append(f"- {key}: {rows[0][key]} → {rows[-1][key]}")
+    for role in rows[0]["daemons"]:
+        for key in ("fds", "threads", "rss_kib"):
+            lines.append(f"- {role} {key}: {rows[0]['daemons'][role][key]} → {rows[-1]['daemons'][role][key]}")
+    return lines
+
+
+def render(reports: dict[str, dict[str, Any]]) -> str:
+    """The section's text."""
+    lines = ["| what | asked | measured | command |", "|---|---|---|---|"]
+    for bench, path, what, asked in ROWS:
+        report = reports.get(bench)
+        value = _at(report["result"], path) if report else None
+        shown = "untested" if value is None else f"{value:g}"
+        if report and report["quick"] and value is not None:
+            shown += " (quick run)"
+        lines.append(f"| {what} | {asked} | {shown} | `python -m tests.bench.run {bench}` |")
+    if "cycles" in reports:
+        lines += _flatness(reports["cycles"]["result"])
+    facts = [f"- {name}: {_machine(report['machine'])}" for name, report in sorted(reports.items())]
+    return "\n".join([*lines, "", "Measured on:", "", *facts])
+
+
+def _machine(facts: dict[str, Any]) -> str:
+    return (
+        f"{facts['at']}, revision {facts['revision']}, {facts['cpus']} × {facts['cpu']}, Linux {facts['kernel']}, "
+        f"Python {facts['python']}, load {facts['load']} at the start"
+    )
+
+
+def main() -> int:
+    """Exit 1 when SPECIFICATION.md has no markers."""
+    results = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "bench-results"
+    reports = {path.stem: json.loads(path.read_text()) for path in results.glob("*.json")}
+    page = ROOT / "SPECIFICATION.md"
+    pattern = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
+    text = page.read_text()
+    if not pattern.search(text):
+        sys.stderr.write(f"{page} has no {BEGIN} … {END}\n")
+        return 1
+    page.write_text(pattern.sub(lambda _: f"{BEGIN}\n{render(reports)}\n{END}", text))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
