@@ -1,4 +1,4 @@
-"""Writes the numbers of bench-results/*.json into SPECIFICATION.md, between its markers. `python -m tests.bench.table`."""
+"""Writes the numbers of bench-results/*.json into SPECIFICATION.md: `python -m tests.bench.table`."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def _flatness(result: dict[str, Any]) -> list[str]:
     rows = result.get("rows") or []
     if not rows:
         return []
-    lines = ["", "Cycles, after each tenth (first → last):", ""]
-    for key in ("rate", "mounts", "cgroups", "links", "processes"):
-        lines.append(f"- {key}: {rows[0][key]} → {rows[-1][key]}")
-    for role in rows[0]["daemons"]:
-        for key in ("fds", "threads", "rss_kib"):
-            lines.append(f"- {role} {key}: {rows[0]['daemons'][role][key]} → {rows[-1]['daemons'][role][key]}")
-    return lines
+    first, last = rows[0], rows[-1]
+    pairs = [(key, first[key], last[key]) for key in ("rate", "mounts", "cgroups", "links", "processes")]
+    for role in first["daemons"]:
+        was, now = first["daemons"][role], last["daemons"][role]
+        pairs += [(f"{role} {key}", was[key], now[key]) for key in ("fds", "threads", "rss_kib")]
+    changes = [f"- {what}: {was} → {now}" for what, was, now in pairs]
+    return ["", "Cycles, after each tenth (first → last):", "", *changes]
 
 
 def render(reports: dict[str, dict[str, Any]]) -> str:
