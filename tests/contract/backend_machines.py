@@ -120,7 +120,7 @@ class Room:
         return {
             "cgroups": sorted(used),
             "processes": sorted(pid for name in used for pid in _pids(host.cgroups, name)),
-            "directories": sorted(path.name for path in host.config.run.iterdir()),
+            "sockets": sorted(path.name for path in host.config.run.iterdir()),
             "uid ranges": host.config.uid_ranges - host.uids.free,
             "mounts": sum(
                 str(self.directory) in line for line in Path("/proc/self/mountinfo").read_text().splitlines()

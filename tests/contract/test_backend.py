@@ -67,7 +67,7 @@ async def test_start_exec_stop(room: Room):
     async def journal(handle: Handle) -> None:
         # only its own incarnation's things, which are named before they are made
         seen.append(handle)
-        assert not os.path.exists(handle.data["run_dir"])
+        assert not os.path.exists(handle.data["socket"])
 
     started = await room.backend.start(room.spec(), journal, steps)
     room.handles[started.handle.sandbox] = started.handle
@@ -163,7 +163,7 @@ async def test_sweep_removes_what_nobody_owns(room: Room):
     removed = await room.backend.sweep([kept])
     assert any(orphan.data["cgroup"]["name"] in line for line in removed), removed
     assert await room.shell(kept, "echo alive") == "alive"
-    assert not os.path.exists(orphan.data["run_dir"])
+    assert not os.path.exists(orphan.data["socket"])
     assert await room.backend.sweep([kept]) == []
 
 

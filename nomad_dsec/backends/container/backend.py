@@ -6,7 +6,6 @@ What lasts is the handle and the label on the cgroup; what is kept here (`Live`)
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import time
@@ -92,7 +91,7 @@ class ContainerBackend:
         )
 
     async def _self_test(self) -> str:
-        root = self._host.config.run / f"{SELF_TEST}.root"
+        root = self._host.config.data / SELF_TEST
         root.mkdir(mode=0o755, exist_ok=True)
         spec = SandboxSpec(
             id=SELF_TEST, incarnation=0, namespace="", digest="", backend=self.name, cpus=1, memory_mib=64, disk_mib=8,
@@ -154,7 +153,7 @@ class ContainerBackend:
             launcher=self._launcher.name,
             digest=spec.digest,
             uid_base=self._host.config.uid_base,
-            run_dir=str(self._host.config.run / layer_name(spec)),
+            socket=str(self._host.config.run / f"{layer_name(spec)}.sock"),
             cgroup={},
             net={},
             upper={"kind": self._host.uppers.store.kind, "name": layer_name(spec)},
@@ -191,10 +190,9 @@ class ContainerBackend:
     async def _launch(self, live: Live, container: ContainerSpec) -> None:
         assert live.cgroup is not None
         assert live.net is not None
-        live.run_dir.mkdir(mode=0o700)
         cgroup_fd = live.cgroup.open_delegated(container.uid_base, container.uid_base)
         try:
-            with bind_listener(live.run_dir) as listener:
+            with bind_listener(live.socket) as listener:
                 slot = Slot(cgroup=live.cgroup, cgroup_fd=cgroup_fd, net=live.net)
                 launched = await self._launcher.launch(container, slot, listener.fileno())
         finally:
@@ -210,7 +208,7 @@ class ContainerBackend:
             rootfs=rootfs,
             layer=live.upper or UpperLayer(kind="tmpfs", name=layer_name(spec)),
             uid_base=live.record.uid_base,
-            run_dir=live.run_dir,
+            runtime_dir=live.socket.parent,
             resolvers=self._host.config.resolvers,
         )
 
@@ -293,8 +291,8 @@ class ContainerBackend:
         layer = adopt_layer(record.upper)
         if layer.path:
             await self._host.uppers.store.remove(layer)
-        if record.run_dir and Path(record.run_dir).parent == self._host.config.run:
-            await asyncio.to_thread(shutil.rmtree, record.run_dir, ignore_errors=True)
+        if Path(record.socket).parent == self._host.config.run:
+            Path(record.socket).unlink(missing_ok=True)
 
     async def stats(self, handle: Handle) -> Metrics:
         """See Backend."""
@@ -347,11 +345,11 @@ class ContainerBackend:
         removed += [f"link {name}" for name in await host.nets.sweep(links)]
         layers = {str(record.upper.get("name")) for record in records}
         removed += [f"upper {name}" for name in await host.uppers.store.sweep(layers)]
-        kept = {Path(record.run_dir).name for record in records}
-        for path in sorted(host.config.run.iterdir()):
-            if path.name not in kept:
-                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-                removed.append(f"directory {path}")
+        kept = {record.socket for record in records}
+        for path in sorted(host.config.run.glob("*.sock")):
+            if str(path) not in kept:
+                path.unlink(missing_ok=True)
+                removed.append(f"socket {path}")
         unmounted = await host.roots.release_unused({record.digest for record in records if record.digest})
         return removed + [f"mount of {digest}" for digest in unmounted]
 

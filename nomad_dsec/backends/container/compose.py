@@ -57,7 +57,7 @@ def compose(
     rootfs: Path,
     layer: UpperLayer,
     uid_base: int,
-    run_dir: Path,
+    runtime_dir: Path,
     resolvers: tuple[str, ...],
 ) -> ContainerSpec:
     """Everything a launcher needs."""
@@ -69,7 +69,7 @@ def compose(
         limits=limits_of(spec),
         policy=compiled,
         uid_base=uid_base,
-        runtime_dir=run_dir,
+        runtime_dir=runtime_dir,
         hostname=(spec.hostname or spec.id)[-HOSTNAME_BYTES:].strip("-."),
         env=spec.env,
         cwd=spec.cwd or "/",

@@ -55,7 +55,7 @@ class ContainerConfig:
 
     @property
     def run(self) -> Path:
-        """Holds one runtime directory a sandbox."""
+        """Holds one socket a sandbox."""
         return self.data / "run"
 
 

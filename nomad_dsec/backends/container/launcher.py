@@ -61,7 +61,10 @@ class Launcher(Protocol):
         ...
 
     async def forget(self, sandbox: str, runtime_dir: Path) -> None:
-        """Drop what the launcher itself keeps of a dead container (bundle, runtime state). Idempotent."""
+        """Drop what the launcher itself keeps of a dead container (bundle, runtime state). Idempotent.
+
+        runtime_dir: that of the container's spec.
+        """
         ...
 
     def plan(self, spec: ContainerSpec) -> list[dict[str, Any]]:

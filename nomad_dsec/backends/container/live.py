@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ from libdsec.errors import DeadlineExceeded, PlatformError, StateError
 
 from nomad_dsec.backends.base import Ended
 from nomad_dsec.backends.container.sockets import connect_socket
-from nomad_dsec.backends.container.spec import SOCKET_NAME
 from nomad_dsec.guest.channel import GuestChannel
 from nomad_dsec.linux.cgroup_files import UNIFIED, read_file
 from nomad_dsec.linux.pidfd import open_same_process, send_signal, wait_ended
@@ -51,9 +49,9 @@ class Live:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
-    def run_dir(self) -> Path:
-        """Its runtime directory."""
-        return Path(self.record.run_dir)
+    def socket(self) -> Path:
+        """Where its dsec-init listens."""
+        return Path(self.record.socket)
 
     async def connect(self) -> GuestChannel:
         """The shared channel; made again when the last one broke. PlatformError connection_lost when nobody listens."""
@@ -62,7 +60,7 @@ class Live:
         async with self.turn:
             if self.channel is None or self.channel.closed:
                 try:
-                    self.channel = await GuestChannel.connect(lambda: connect_socket(self.run_dir), timeout_s=CONNECT_S)
+                    self.channel = await GuestChannel.connect(lambda: connect_socket(self.socket), timeout_s=CONNECT_S)
                 except OSError as error:
                     raise PlatformError(
                         "connection_lost", f"dsec-init of {self.sandbox} does not answer: {error.strerror}"
@@ -95,7 +93,7 @@ class Live:
                 await self.channel.close()
                 self.channel = None
             reusable = await self._kill()
-            await launcher.forget(self.sandbox, self.run_dir)
+            await launcher.forget(self.sandbox, self.socket.parent)
             if self.upper is not None:
                 if self.upper.path:
                     await host.uppers.store.remove(self.upper)
@@ -103,7 +101,7 @@ class Live:
             if self.net is not None:
                 await host.nets.give_back(self.net)
                 self.net = None
-            _remove_run_dir(self.run_dir)
+            self.socket.unlink(missing_ok=True)
             if self.uids is not None:
                 host.uids.release(self.uids)
                 self.uids = None
@@ -153,15 +151,3 @@ def find_init(cgroup: Cgroup) -> tuple[int, int] | None:
         if pidfd is not None:
             return pid, pidfd
     return None
-
-
-def _remove_run_dir(path: Path) -> None:
-    """Usually a socket and nothing else."""
-    try:
-        os.unlink(f"{path}/{SOCKET_NAME}")  # noqa: PTH108 - hot path
-        os.rmdir(path)  # noqa: PTH106
-    except FileNotFoundError:
-        if path.exists():
-            shutil.rmtree(path, ignore_errors=True)
-    except OSError:
-        shutil.rmtree(path, ignore_errors=True)

@@ -19,14 +19,14 @@ BACKEND: Final = "container"
 class Record:
     """boot_id: the machine's boot in which all this lives. cgroup, net, upper: records of nomad_dsec.linux.
 
-    launcher: name of the launcher that made it; run_dir: its runtime directory on the host.
+    launcher: name of the launcher that made it; socket: path of its listening socket on the host.
     """
 
     boot_id: str
     launcher: str
     digest: str
     uid_base: int
-    run_dir: str
+    socket: str
     cgroup: Mapping[str, Any]
     net: Mapping[str, Any]
     upper: Mapping[str, Any]
@@ -38,7 +38,7 @@ class Record:
             "launcher": self.launcher,
             "digest": self.digest,
             "uid_base": self.uid_base,
-            "run_dir": self.run_dir,
+            "socket": self.socket,
             "cgroup": dict(self.cgroup),
             "net": dict(self.net),
             "upper": dict(self.upper),
@@ -61,7 +61,7 @@ def read_record(handle: Handle) -> Record:
             launcher=str(data["launcher"]),
             digest=str(data["digest"]),
             uid_base=int(data["uid_base"]),
-            run_dir=str(data["run_dir"]),
+            socket=str(data["socket"]),
             cgroup=dict(data["cgroup"]),
             net=dict(data["net"]),
             upper=dict(data["upper"]),

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 UID_RANGE = 65536  # ids of one sandbox: 0..65535 inside
 MIB = 1024 * 1024
 SECRETS_DIR = "/run/secrets"
-SOCKET_NAME = "init.sock"
 NO_TARGETS = ((), ("proc",), ("sys",), ("dev",))
 MAX_SECRET_BYTES = 256 * 1024
 MAX_SECRETS_TOTAL_BYTES = 1024 * 1024
@@ -67,7 +66,7 @@ class HostMount:
 class ContainerSpec:
     """One container. `rootfs` is the mounted, shared, read-only image; `uid_base` is host id of inside's root.
 
-    runtime_dir: host directory of this incarnation, mode 0700, holding the listening socket `init.sock`.
+    runtime_dir: host directory, mode 0700, in which this incarnation has its listening socket and nothing else.
     env, cwd, user: the defaults of execs, which the node passes with each; launchers only need them for show.
     """
 
@@ -91,7 +90,7 @@ class ContainerSpec:
     @property
     def socket_path(self) -> Path:
         """Where dsec-init of this container listens, on the host."""
-        return self.runtime_dir / SOCKET_NAME
+        return self.runtime_dir / f"{self.id}.{self.incarnation}.sock"
 
 
 def check_secrets(secrets: Mapping[str, str]) -> None:

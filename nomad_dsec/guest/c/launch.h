@@ -60,7 +60,7 @@ struct launch {
 	int nfds;
 	int userns_fd;
 	int root_fd;    /* O_PATH on the sandbox's root mount */
-	int upper_fd;   /* the detached tmpfs that holds u/ and w/, when the upper layer is in memory */
+	int upper_fd;   /* the tmpfs that holds u/ and w/, when the upper layer is in memory */
 	int sysctl_fd;  /* O_PATH on sys/ of the sandbox's own proc, from below the read-only bind */
 	int landlock_fd;
 	int listen_fd;

@@ -91,6 +91,8 @@ int op_tmpfs_upper(struct launch *l, const struct op *op)
 	int mount = new_mount(l, "tmpfs", options, MOUNT_ATTR_NODEV);
 	if (mount < 0)
 		return -1;
+	if (move_mount(mount, "", AT_FDCWD, SCRATCH_UPPER, MOVE_MOUNT_F_EMPTY_PATH))
+		return launch_close(mount, launch_fail(l, "move_mount"));
 	if (mkdirat(mount, "u", 0755) || mkdirat(mount, "w", 0700))
 		return launch_close(mount, launch_fail(l, "mkdir"));
 	l->upper_fd = mount;
@@ -115,23 +117,23 @@ static int copy_root_attributes(struct launch *l, int lower, int upper)
 	return 0;
 }
 
-/* Layers by descriptor, which Linux 6.13 takes, and detached, which 6.15 takes. EINVAL: neither. */
+/* Layers by descriptor, which Linux 6.13 takes. EINVAL: it does not. */
 static int layers_by_fd(int fs, int lower, int upper, int work)
 {
 	return fsconfig(fs, FSCONFIG_SET_FD, "lowerdir+", NULL, lower) || fsconfig(fs, FSCONFIG_SET_FD, "upperdir", NULL, upper) ||
 	       fsconfig(fs, FSCONFIG_SET_FD, "workdir", NULL, work) || fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
 }
 
-/* For older kernels: attached in our namespace and by path. What they are attached to ends up below the root. */
-static int layers_by_path(struct launch *l, int fs, int lower, int upper, int work, int from_tmpfs)
+/* For older kernels, by path; those of a layer on disk go through a procfs that ends up below the root. */
+static int layers_by_path(struct launch *l, int fs, int upper, int work, int from_tmpfs)
 {
 	char upper_path[32] = SCRATCH_UPPER "/u", work_path[32] = SCRATCH_UPPER "/w";
-	int at = from_tmpfs ? l->upper_fd : new_mount(l, "proc", "", 0);
-	if (move_mount(lower, "", AT_FDCWD, SCRATCH_LOWER, MOVE_MOUNT_F_EMPTY_PATH) || at < 0 ||
-	    move_mount(at, "", AT_FDCWD, from_tmpfs ? SCRATCH_UPPER : SCRATCH_PROC, MOVE_MOUNT_F_EMPTY_PATH))
-		return -1;
 	if (!from_tmpfs) {
-		close(at);
+		int proc = new_mount(l, "proc", "", 0);
+		if (proc < 0)
+			return -1;
+		if (launch_close(proc, move_mount(proc, "", AT_FDCWD, SCRATCH_PROC, MOVE_MOUNT_F_EMPTY_PATH)))
+			return -1;
 		snprintf(upper_path, sizeof(upper_path), SCRATCH_PROC "/self/fd/%d", upper);
 		snprintf(work_path, sizeof(work_path), SCRATCH_PROC "/self/fd/%d", work);
 	}
@@ -157,13 +159,17 @@ int op_overlay(struct launch *l, const struct op *op)
 	int work = from_tmpfs ? openat(l->upper_fd, "w", directory) : launch_fd(l, op->f[2].number);
 	if (lower < 0 || upper < 0 || work < 0)
 		return launch_fail(l, "layers");
+	/* Attached, because overlayfs refuses detached layers before Linux 6.15, and because the last close of a detached
+	 * mount waits for a grace period of a millisecond or two. */
+	if (move_mount(lower, "", AT_FDCWD, SCRATCH_LOWER, MOVE_MOUNT_F_EMPTY_PATH))
+		return launch_fail(l, "move_mount");
 	int fs = copy_root_attributes(l, lower, upper) ? -1 : open_overlay();
 	if (fs < 0)
 		return launch_fail(l, "fsopen");
 	if (layers_by_fd(fs, lower, upper, work)) {
 		close(fs);
 		fs = errno == EINVAL ? open_overlay() : -1;
-		if (fs < 0 || layers_by_path(l, fs, lower, upper, work, from_tmpfs))
+		if (fs < 0 || layers_by_path(l, fs, upper, work, from_tmpfs))
 			return launch_fail(l, "create file system");
 	}
 	if (from_tmpfs) {

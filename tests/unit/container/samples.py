@@ -24,7 +24,7 @@ def container(policy: Any = None, **changes: Any) -> ContainerSpec:
         "id": "sb-n1-abc", "incarnation": 1, "rootfs": Path("/images/root"),
         "upper": TmpfsUpper(size_bytes=64 * MIB, inodes=4096),
         "limits": Limits(cpus=1, memory_bytes=128 * MIB, pids=64), "policy": compiled(policy), "uid_base": 1 << 28,
-        "runtime_dir": Path("/data/run/sb-n1-abc.1"), "hostname": "box",
+        "runtime_dir": Path("/data/run"), "hostname": "box",
     }  # fmt: skip
     return ContainerSpec(**(values | changes))
 

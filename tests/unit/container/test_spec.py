@@ -59,8 +59,8 @@ def test_a_layer_in_memory_leaves_memory_to_programs(memory, disk, size):
 
 def made(spec, layer, **changes):
     values = {
-        "compiled": compiled(), "rootfs": Path("/r"), "layer": layer, "uid_base": 1 << 28, "run_dir": Path("/d/run/x"),
-        "resolvers": ("10.0.0.1",),
+        "compiled": compiled(), "rootfs": Path("/r"), "layer": layer, "uid_base": 1 << 28,
+        "runtime_dir": Path("/d/run"), "resolvers": ("10.0.0.1",),
     }  # fmt: skip
     return compose(spec, **(values | changes))
 
@@ -70,7 +70,7 @@ def test_composition():
     assert isinstance(container.upper, TmpfsUpper)
     assert container.hostname == "sb-n1-abc"
     assert container.nameservers == ()
-    assert container.socket_path == Path("/d/run/x/init.sock")
+    assert container.socket_path == Path("/d/run/sb-n1-abc.3.sock")
     opened = made(sandbox(), UpperLayer(kind="btrfs", name="x", path="/u/x"), compiled=compiled({"network": "open"}))
     assert opened.upper == DirUpper(upper=Path("/u/x/upper"), work=Path("/u/x/work"))
     assert opened.nameservers == ("10.0.0.1",)
@@ -78,7 +78,7 @@ def test_composition():
 
 def test_records_survive_the_journal():
     record = Record(
-        boot_id="b", launcher="native", digest="sha256:0", uid_base=65536, run_dir="/d/run/x",
+        boot_id="b", launcher="native", digest="sha256:0", uid_base=65536, socket="/d/run/x.sock",
         cgroup={"name": "c1", "baseline": {}}, net={"kind": "none"}, upper={"kind": "tmpfs", "name": "x"},
     )  # fmt: skip
     handle = record.to_handle("sb-n1-abc", 3)
