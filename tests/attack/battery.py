@@ -142,6 +142,8 @@ ORDINARY = (
     (call("inotify_init1", 0), 0),
     (("clone3", "0"), 0),
     (("jit",), 0),
+    (("listen", "80"), 0),
+    (("listen", "8080"), 0),
 )
 
 

@@ -6,7 +6,8 @@ the backend could leave is taken here, around all of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -46,12 +47,11 @@ def default_program() -> bytes:
     return compile_policy(Policy(), HostAbilities.assumed()).seccomp
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def machine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Machine]:
+@asynccontextmanager
+async def _open_machine(directory: Path, **config: Any) -> AsyncIterator[Machine]:
     """A backend on a directory of its own; nothing is left of it at the end."""
-    directory = tmp_path_factory.mktemp("machine")
     before = Census.take()
-    opened = await Machine.open(directory)
+    opened = await Machine.open(directory, **config)
     try:
         yield opened
     finally:
@@ -60,6 +60,25 @@ async def machine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mac
     mine = (opened.node, link_prefix(opened.node), str(directory))
     left = [thing for thing in before.wait_same(timeout_s=5.0) if any(mark in thing for mark in mine)]
     assert not left, "left behind by the backend: " + "; ".join(left)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def machine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Machine]:
+    """The native launcher's."""
+    async with _open_machine(tmp_path_factory.mktemp("machine")) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def crun_box(attacker: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Box]:
+    """A sandbox with the default policy that crun has launched, on a machine of its own."""
+    tree = tmp_path_factory.mktemp("crun-tree")
+    tree.chmod(0o755)
+    directory = tmp_path_factory.mktemp("crun")
+    async with _open_machine(directory, launcher="oci:crun", pool_slots=2, network_pool=0) as opened:
+        digest = opened.add_image(make_tree(tree, attacker), "attack")
+        async with opened.sandbox(digest) as running:
+            yield running
 
 
 @pytest.fixture(scope="session")

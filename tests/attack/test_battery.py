@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from dsec_policies.profiles import DEFAULT
 
 from tests.attack import battery
 from tests.attack.marks import IN_SANDBOX
+from tests.kit.abilities import needs
 from tests.kit.attacker import run_filtered, run_naive
 
 if TYPE_CHECKING:
@@ -40,6 +42,16 @@ async def test_every_attack_is_denied_inside(box: Box) -> None:
     got = battery.outcomes(await box.attack(*battery.command(ARGVS, "/work")), len(ARGVS))
     wrong = {a.name: (code, a.denied) for a, code in zip(battery.ALL, got, strict=True) if code != a.denied}
     assert not wrong, f"attack: (got, must be) {wrong}"
+
+
+@needs("crun")
+async def test_every_attack_is_denied_by_the_oci_launcher_too(crun_box: Box) -> None:
+    """The same spec launched by crun: the same refusals, one by one."""
+    got = battery.outcomes(await crun_box.attack(*battery.command(ARGVS, "/work")), len(ARGVS))
+    wrong = {a.name: (code, a.denied) for a, code in zip(battery.ALL, got, strict=True) if code != a.denied}
+    assert not wrong, f"attack: (got, must be) {wrong}"
+    peeked = await crun_box.attack("peek", *DEFAULT.masked_paths)
+    assert {path: size for path, size in peeked.items() if size > 0} == {}
 
 
 async def test_every_attack_is_denied_to_a_user(box: Box) -> None:

@@ -97,6 +97,14 @@ static int v_abstract(int argc, char **argv)
 	return say_errno("errno", fd < 0 ? -1 : connect(fd, (struct sockaddr *)&to, size));
 }
 
+/* listen PORT: whether the port may be taken. */
+static int v_listen(int argc, char **argv)
+{
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct sockaddr_in at = address_of("0.0.0.0", argc ? number(argv[0]) : 0);
+	return say_errno("errno", bind(fd, (struct sockaddr *)&at, sizeof(at)) || listen(fd, 8) ? -1 : 0);
+}
+
 /* serve PORT: accept on every address and answer "here" until killed. */
 static int v_serve(int argc, char **argv)
 {
@@ -114,5 +122,5 @@ static int v_serve(int argc, char **argv)
 }
 
 const struct verb net_verbs[] = {
-	{"connect", v_connect}, {"scan", v_scan}, {"udp", v_udp}, {"abstract", v_abstract}, {"serve", v_serve}, {NULL, NULL},
+	{"connect", v_connect}, {"scan", v_scan}, {"udp", v_udp}, {"abstract", v_abstract}, {"listen", v_listen}, {"serve", v_serve}, {NULL, NULL},
 };
