@@ -154,7 +154,8 @@ def _isolation(outcome: Outcome) -> str:
         cells = [f"<td>{escape(name)}</td>"]
         for profile in PROFILES:
             answer = found.get(profile, "-")
-            cells.append(f'<td class="{"no" if answer == "allowed" else "ok"}">{escape(answer)}</td>')
+            shade = "ok" if answer != "allowed" else "no" if profile == PROFILES[0] else ""
+            cells.append(f'<td class="{shade}">{escape(answer)}</td>')
         rows.append("<tr>" + "".join(cells) + "</tr>")
     heads = "".join(f"<th>{escape(head)}</th>" for head in ("attempt", *(f"profile {name}" for name in PROFILES)))
     table = f"<table><tr>{heads}</tr>{''.join(rows)}</table>"

@@ -84,6 +84,11 @@ class _Bars:
 
         return moved
 
+    def finish(self) -> None:
+        """The last bar's total was a guess: what came is all there is."""
+        last = self._progress.tasks[-1]
+        self._progress.update(last.id, total=last.completed, note=f"{last.completed:.0f}")
+
     def note(self, text: str) -> None:
         """A line above the bars."""
         self._progress.console.print(text)
@@ -111,6 +116,7 @@ async def _rollouts(client: AsyncClient, layout: Layout, options: DemoOptions, o
             await asyncio.wait(groups)
             reached.set()
             outcome.crash = await crash
+    bars.finish()
     outcome.rollouts_s = stage.now()
     outcome.execs = stage.execs
     outcome.rollouts.sort(key=lambda rollout: (rollout.group, rollout.index))
@@ -137,7 +143,13 @@ async def _sandboxes(
     began = stage.now()
     try:
         group = await AsyncSandbox.create_many(
-            options.size, options.image, client=client, memory_mib=256, labels={"demo": f"group-{number}"}
+            options.size,
+            options.image,
+            client=client,
+            cpus=0.5,
+            memory_mib=256,
+            wait_s=120.0,
+            labels={"demo": f"group-{number}"},
         )
     except DsecError as error:
         for rollout in rollouts:
