@@ -2,11 +2,11 @@
 
 Public API (everything is synchronous; run it in a thread from asyncio code):
 
-- `ImageStore(root)`: `import_image(source, name, progress=, refresh=, limits=)`, `resolve(ref)`, `ls()`,
+- `ImageStore(root)`: `import_image(source, name, progress=, refresh=, limits=, authfile=)`, `resolve(ref)`, `ls()`,
   `inspect(ref)`, `open_root(ref) -> ErofsReader`, `tag(ref, name)`, `rm(ref, force=)`, `gc(cache=)`, `verify(ref)`,
   `blob_path(rootfs)`.
 - `MountTable(store, mount_dir)`: `acquire(digest, user) -> Path`, `release(digest, user)`, `users(digest)`,
-  `retain_only(users)`, `mounted()`, `unmount_unused()`, `close()`.
+  `retain_only(users)`, `retain(user, digests)`, `mounted()`, `unmount_unused()`, `close()`.
 - `Image`, `ImageConfig`, `Limits`, `Collected`: frozen records.
 - `ImageError(code, message, hint, field)` and its `SyscallError`: the only exceptions raised on purpose.
 """

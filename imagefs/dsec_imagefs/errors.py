@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno as errnos
 import os
 
 
@@ -41,3 +42,10 @@ class SyscallError(ImageError):
 def show_name(name: bytes) -> str:
     """Render a path of any bytes for a message."""
     return name.decode("utf-8", "backslashreplace")
+
+
+def failed_write(err: OSError, what: str) -> ImageError:
+    """The error for a write that failed: a full disk is told from a broken one."""
+    if err.errno in (errnos.ENOSPC, errnos.EDQUOT):
+        return ImageError("no_space", f"{what}: the disk is full", "free some disk, or run gc")
+    return SyscallError("write", err.errno or 0, what)

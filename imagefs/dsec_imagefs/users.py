@@ -11,7 +11,7 @@ from dsec_imagefs.errors import ImageError
 from dsec_imagefs.image import digest_hex
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
 
@@ -40,39 +40,40 @@ class Users:
 
     def retain_only(self, users: set[str]) -> int:
         """Forget everybody else; returns how many notes went."""
-        removed = 0
-        for folder in self._path.iterdir():
-            for path in folder.iterdir():
-                if _user(path.name) not in users:
-                    path.unlink(missing_ok=True)
-                    removed += 1
-        return removed
+        return self._forget(lambda key: _user(key) not in users)
 
     def retain(self, user: str, digests: Collection[str]) -> int:
         """Forget one user's notes about all images but these; returns how many notes went."""
         kept = {_key(user, digest) for digest in digests}
-        removed = 0
-        for folder in self._path.iterdir():
-            for path in folder.iterdir():
-                if _user(path.name) == user and path.name not in kept:
-                    path.unlink(missing_ok=True)
-                    removed += 1
-        return removed
+        return self._forget(lambda key: _user(key) == user and key not in kept)
+
+    def _forget(self, is_gone: Callable[[str], bool]) -> int:
+        gone = [path for folder in self._path.iterdir() for path in _notes(folder) if is_gone(path.name)]
+        for path in gone:
+            path.unlink(missing_ok=True)
+        return len(gone)
 
     def prune(self) -> None:
         """Drop the folders of roots that nobody uses. The caller holds the store's lock."""
         for folder in self._path.iterdir():
-            if not any(folder.iterdir()):
+            if not _notes(folder):
                 folder.rmdir()
 
     def of(self, root: str) -> frozenset[str]:
         """Users of a root."""
-        folder = self._path / root
-        return frozenset(_user(path.name) for path in folder.iterdir()) if folder.is_dir() else frozenset()
+        return frozenset(_user(path.name) for path in _notes(self._path / root))
 
     def roots(self) -> set[str]:
         """Hex of every root that has a user."""
-        return {folder.name for folder in self._path.iterdir() if any(folder.iterdir())}
+        return {folder.name for folder in self._path.iterdir() if _notes(folder)}
+
+
+def _notes(folder: Path) -> list[Path]:
+    """The notes about one root; none when the folder is not, or no longer, there."""
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def _key(user: str, digest: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.erofs.ondisk import BLOCK
-from dsec_imagefs.errors import ImageError
+from dsec_imagefs.errors import ImageError, failed_write
 
 if TYPE_CHECKING:
     from dsec_imagefs.erofs.layout import Layout
@@ -98,7 +98,7 @@ class _Sink:
             try:
                 full = full[os.write(self._fd, full) :]
             except OSError as err:
-                raise ImageError("no_space", f"writing the image failed: {err.strerror}", "free some disk") from err
+                raise failed_write(err, "writing the image") from err
         self._done += self._used
         self._used = 0
         if self._progress is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import zstandard
 
 from dsec_imagefs.blob import Blob
-from dsec_imagefs.errors import ImageError
+from dsec_imagefs.errors import ImageError, failed_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,7 +137,8 @@ def unpack_layer(
         for magic, kind in _OTHERS.items():
             if head.startswith(magic):
                 raise ImageError("unsupported", f"{blob.name} is compressed by {kind}", "gzip, zstd or plain", "source")
-    stored, plain = _Check(digest), _Check(diff_id)
+    same = decoder is None and digest == diff_id  # a plain tar stored as it is: one hash says both
+    stored, plain = _Check(digest), _Check("" if same else diff_id)
 
     def report(done: int) -> None:
         work.progress("unpack", before + done, total or blob.size)
@@ -196,7 +197,7 @@ def _write(fd: int, data: bytes) -> None:
         try:
             view = view[os.write(fd, view) :]
         except OSError as err:
-            raise ImageError("no_space", f"unpacking a layer failed: {err.strerror}", "free some disk") from err
+            raise failed_write(err, "unpacking a layer") from err
 
 
 class _Check:

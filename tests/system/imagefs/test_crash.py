@@ -7,8 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from dsec_imagefs import ImageStore
+from dsec_imagefs import ImageError, ImageStore
+from dsec_imagefs.syscalls import mount_fs, umount
 
+from tests.kit import tarbytes as t
+from tests.kit.abilities import needs
 from tests.kit.ocilayout import Layout
 from tests.unit.imagefs.test_sources import EXPECTED, LAYERS, names_of
 
@@ -16,7 +19,9 @@ from tests.unit.imagefs.test_sources import EXPECTED, LAYERS, names_of
 # report. sys.addaudithook sees open, rename, link, mkdir, unlink as the interpreter makes them.
 CHILD = """
 import os, pathlib, signal, sys
-from dsec_imagefs import ImageStore
+from dsec_imagefs import ImageError, ImageStore
+from dsec_imagefs.syscalls import mount_fs, umount
+from tests.kit.abilities import needs
 store = ImageStore(pathlib.Path(sys.argv[1]))
 left = int(sys.argv[3])
 def step(*_):
@@ -82,3 +87,25 @@ def test_processes_import_the_same_image_at_once(tmp_path):
     assert names_of(store, "demo") == EXPECTED
     assert len(store.ls()) == 1
     assert os.listdir(tmp_path / "store" / "tmp") == []
+
+
+@needs("root")
+@pytest.mark.parametrize("source", ["dir", "oci"])
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, source):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "big").write_bytes(os.urandom(96 << 20))
+    mount_fs("tmpfs", tmp_path / "small", "tmpfs", 0, "size=90m")
+    try:
+        store = ImageStore(tmp_path / "small" / "store")
+        if source == "oci":
+            Layout(tmp_path / "l").image([t.file(b"big", bytes(96 << 20)) + t.END])
+        where = {"dir": f"dir:{tmp_path}/tree", "oci": f"oci:{tmp_path}/l"}[source]
+        with pytest.raises(ImageError) as caught:
+            store.import_image(where, "demo")
+        assert caught.value.code == "no_space"
+        assert store.ls() == []
+        assert os.listdir(store.root / "tmp") == []
+        assert os.listdir(store.root / "blobs" / "sha256") == []
+    finally:
+        umount(tmp_path / "small")

@@ -189,3 +189,17 @@ def test_a_user_of_any_characters_is_kept(table, store):
     assert table.users(digest) == {"sb-a/../b@c"}
     table.release(digest, "sb-a/../b@c")
     assert table.users(digest) == frozenset()
+
+
+def test_one_user_keeps_only_the_images_it_names(table, store):
+    one, two = store.resolve("one"), store.resolve("two")
+    for image in (one, two):
+        table.acquire(image.digest, "node-a")
+    table.acquire(two.digest, "node-b")
+    assert table.retain("node-a", {one.digest}) == 1
+    assert table.users(one.digest) == {"node-a"}
+    assert table.users(two.digest) == {"node-b"}
+    assert table.retain("node-b", set()) == 1
+    assert table.unmount_unused() == (two.rootfs,)
+    assert store.gc().blobs == ()
+    assert table.retain("node-a", set()) == 1

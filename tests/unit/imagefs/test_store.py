@@ -256,3 +256,17 @@ def test_a_damaged_name_is_an_error_that_names_its_file(store, tree):
         with pytest.raises(ImageError) as caught:
             store.resolve("a")
         assert caught.value.code == "corrupt"
+
+
+@pytest.mark.parametrize("kind", ["dir", "oci", "docker-archive"])
+def test_sources_that_are_not_there_are_refused(store, tmp_path, kind):
+    with pytest.raises(ImageError, match="can't open") as caught:
+        store.import_image(f"{kind}:{tmp_path}/nothing", "a")
+    assert (caught.value.code, caught.value.field) == ("bad_source", "source")
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_a_directory_that_is_no_layout_says_what_to_do(store, tree):
+    with pytest.raises(ImageError, match=r"neither index\.json nor") as caught:
+        store.import_image(f"oci:{tree}", "a")
+    assert "dir:" in caught.value.hint
