@@ -88,6 +88,11 @@ class ImageRoots:
             await asyncio.to_thread(self._table.retain, self._user, used)
             return list(await asyncio.to_thread(self._table.unmount_unused))
 
+    async def close(self) -> None:
+        """Unmount every image and give the directory's own mount back; for a node on which nothing lives."""
+        await self.release_unused(set())
+        await asyncio.to_thread(self._table.close)
+
 
 def _of_image(error: ImageError) -> CapacityError | PlatformError:
     if error.code == "not_found":
@@ -139,7 +144,13 @@ class Host:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self.cgroup_pool.close()
-        await self.nets.close()
+        if self.cgroups.names():
+            await self.nets.close()
+            return
+        # Nothing lives: leave the machine as it was found.
+        await self.nets.close(forget_table=True)
+        await self.roots.close()
+        await self.cgroups.remove()
 
 
 async def open_host(config: ContainerConfig, table: MountTable) -> Host:
