@@ -88,7 +88,7 @@ class Machine:
     @classmethod
     async def open(cls, directory: Path, **config: Any) -> Machine:
         """Probe the machine and bring the backend up, its launcher process included."""
-        node = f"t{os.getpid()}{secrets.token_hex(2)}"
+        node = f"kit{os.getpid()}{secrets.token_hex(2)}"
         store = ImageStore(directory / "store")
         table = MountTable(store, directory / "mounts")
         binary = build(directory / "bin")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 #: Programs of the host that every Linux has and that tests run inside.
 PROGRAMS = ("bash", "cat", "ls", "mv", "rm", "mkdir", "cp", "ln", "chmod", "stat", "sleep", "dd", "id", "head", "env")
+DEBUGGERS = ("strace", "gdb")
 PASSWD = "root:x:0:0:root:/root:/bin/bash\nagent:x:1000:1000::/home/agent:/bin/bash\nnobody:x:65534:65534::/:/bin/sh\n"
 GROUP = "root:x:0:\ntty:x:5:\nagent:x:1000:\nnogroup:x:65534:\n"
 
@@ -35,6 +36,17 @@ def make_tree(root: Path, attacker: Path) -> Path:
     shutil.copy(attacker, root / "usr/bin/attack")
     shutil.copy(attacker, root / "usr/bin/attack-setuid")
     (root / "usr/bin/attack-setuid").chmod(0o4755)
+    return root
+
+
+def add_debuggers(root: Path) -> Path:
+    """Add those of strace and gdb that the host has; gdb brings the Python library that it can't start without."""
+    for program in DEBUGGERS:
+        if shutil.which(program, path="/usr/bin:/bin"):
+            _copy_program(root, program)
+    unwanted = shutil.ignore_patterns("__pycache__", "test", "dist-packages", "config-*", "idlelib", "*.so")
+    for library in Path("/usr/lib").glob("python3.*"):
+        shutil.copytree(library, root / library.relative_to("/"), ignore=unwanted, symlinks=True)
     return root
 
 
