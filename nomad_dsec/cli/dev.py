@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import socket
 import sys
@@ -33,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address of the gateway")
     parser.add_argument("--port", type=int, default=0, help="port of the gateway; 0: that of before, else a free one")
     parser.add_argument("--images", type=Path, default=None, metavar="DIR", help="image store (default: <data>/images)")
-    parser.add_argument("--node-id", default="", help="default: from the host name")
+    parser.add_argument("--node-id", default="", help="default: from the host name and the directory")
     parser.add_argument("--backends", default="", help="backends to offer, with commas between")
     parser.add_argument("--launcher", default="", help="container launcher: native or oci:<runtime>")
     add_json(parser)
@@ -63,7 +65,7 @@ def _options(args: argparse.Namespace, layout: Layout) -> DevOptions:
     flags = []
     for name, value in (("--backends", args.backends), ("--launcher", args.launcher)):
         flags += [name, value] if value else []
-    node = check_node(args.node_id) if args.node_id else default_node()
+    node = check_node(args.node_id) if args.node_id else default_node(layout)
     return DevOptions(
         layout=layout,
         node=node,
@@ -109,7 +111,7 @@ def _status(layout: Layout, *, as_json: bool) -> int:
     return 0 if alive else 1
 
 
-def default_node() -> str:
-    """A node id from the host name."""
+def default_node(layout: Layout) -> str:
+    """A node id from the host name and the directory: kernel names carry it, and each node sweeps what bears its own."""
     name = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")[:20].strip("-")
-    return name or "node"
+    return f"{name or 'node'}-{hashlib.sha256(os.fsencode(layout.data)).hexdigest()[:6]}"

@@ -125,3 +125,13 @@ def test_sizes_and_spans():
 def test_a_table_has_aligned_columns(capsys):
     output.print_table(("id", "n"), [["long-name", 1], ["x", 22]])
     assert capsys.readouterr().out == "ID         N\nlong-name  1\nx          22\n"
+
+
+def test_two_directories_are_two_nodes(tmp_path):
+    from nomad_dsec.cli.dev import default_node
+    from nomad_dsec.dev.layout import Layout
+    from nomad_dsec.ids import check_node
+
+    first, second = default_node(Layout(tmp_path / "a")), default_node(Layout(tmp_path / "b"))
+    assert first != second, "each node sweeps the kernel objects that bear its name"
+    assert first == check_node(default_node(Layout(tmp_path / "a")))
