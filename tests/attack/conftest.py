@@ -55,7 +55,7 @@ async def _open_machine(directory: Path, **config: Any) -> AsyncIterator[Machine
     try:
         yield opened
     finally:
-        await opened.close(directory)
+        await opened.close()
     # Another test run on this machine may come and go meanwhile: only what carries this node's name counts.
     mine = (opened.node, link_prefix(opened.node), str(directory))
     left = [thing for thing in before.wait_same(timeout_s=5.0) if any(mark in thing for mark in mine)]

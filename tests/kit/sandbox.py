@@ -16,7 +16,6 @@ from nomad_dsec.backends.container.backend import ContainerBackend
 from nomad_dsec.backends.container.host import ContainerConfig
 from nomad_dsec.guest.build import build
 from nomad_dsec.guest.spec import ExecOutcome, ExecSpec
-from nomad_dsec.linux import nft_table
 from nomad_dsec.model import Handle, SandboxSpec
 from tests.kit.attacker import answers
 
@@ -104,14 +103,9 @@ class Machine:
         """Import a directory; returns the image's digest."""
         return self.store.import_image(f"dir:{tree}", name).digest
 
-    async def close(self, directory: Path) -> None:
-        """Everything of it goes: also what a node leaves for sandboxes that outlive its daemon."""
-        host = self.backend._host
-        await host.roots.release_unused(set())
+    async def close(self) -> None:
+        """Nothing lives any more, so the backend leaves nothing: no cgroup, nft table or mount."""
         await self.backend.close()
-        await host.cgroups.remove()
-        await nft_table.remove_table(self.node)
-        MountTable(self.store, directory / "mounts").close()
 
     def spec(self, digest: str, policy: Mapping[str, Any], **changes: Any) -> SandboxSpec:
         """A small sandbox's spec."""
