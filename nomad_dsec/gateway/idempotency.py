@@ -20,7 +20,8 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 def fingerprint(namespace: str, request: CreateRequest) -> bytes:
     """Equal for requests that ask for the same, whatever the order of their fields; secrets can't be read from it."""
-    return hashlib.sha256(namespace.encode() + b"\0" + _encoder.encode(request)).digest()
+    fields = msgspec.structs.asdict(request)  # all of them: a default that is spelled out is the same request
+    return hashlib.sha256(namespace.encode() + b"\0" + _encoder.encode(fields)).digest()
 
 
 class ReplyStore:
