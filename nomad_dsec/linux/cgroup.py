@@ -8,6 +8,7 @@ cgroup.freeze, cpu.stat and the per-exec cgroups of dsec-init; v1 directories th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -342,7 +343,21 @@ class CgroupRoot:
             await cgroup.kill(timeout_s=timeout_s)
             await cgroup.remove(timeout_s=timeout_s)
             removed.append(name)
+        for mount in self.layout.foreign():
+            self._sweep_foreign(f"{mount}/dsec-{self.node}", keep)
         return removed
+
+    @staticmethod
+    def _sweep_foreign(top: str, keep: Collection[str]) -> None:
+        """What an OCI runtime left in a hierarchy that we don't use: empty, since its tasks were in ours too."""
+        if not os.path.isdir(top):  # noqa: PTH112 - hot path
+            return
+        with os.scandir(top) as entries:
+            strays = [entry.path for entry in entries if entry.is_dir() and entry.name not in keep]
+        for path in strays:
+            remove_tree(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(top)  # noqa: PTH106 - as above
 
     async def remove(self, *, timeout_s: float = 10.0) -> None:
         """Sweep everything and take the node's own directories away (a node that leaves for good; tests)."""

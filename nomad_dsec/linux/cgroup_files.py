@@ -20,7 +20,9 @@ UNIFIED: Final = "unified"
 LIMITED: Final = ("cpu", "memory", "pids")
 PERIOD_US: Final = 100_000
 MIN_QUOTA_US: Final = 1_000
-_V1_NAMES: Final = frozenset({"cpu", "cpuacct", "memory", "pids", "freezer", "devices", "cpuset", "blkio", "hugetlb"})
+_V1_NAMES: Final = frozenset(
+    "cpu cpuacct memory pids freezer devices cpuset blkio hugetlb net_cls net_prio perf_event name=systemd".split()
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,10 @@ class Layout:
         if self.unified:
             return {UNIFIED: self.unified} | needed
         return needed | {name: self.v1[name] for name in ("cpuacct", "freezer") if name in self.v1}
+
+    def foreign(self) -> list[str]:
+        """v1 mounts in which sandboxes get no directory from us; runc makes some there all the same."""
+        return sorted(set(self.v1.values()) - set(self.hierarchies().values()))
 
     def missing(self) -> list[str]:
         """Limits that nothing here can enforce."""

@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,3 +172,27 @@ def _landlock() -> str:
     libc = ctypes.CDLL(None, use_errno=True)
     abi = libc.syscall(444, None, 0, 1)
     return "" if abi > 0 else f"landlock is off: {os.strerror(ctypes.get_errno())}"
+
+
+@ability("ext4-prjquota")
+def _ext4_prjquota() -> str:
+    if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
+        return "needs root and mkfs.ext4"
+    with tempfile.TemporaryDirectory() as directory:
+        image, point = Path(directory, "image"), Path(directory, "point")
+        make_prjquota_image(image)
+        point.mkdir()
+        argv = ["mount", "-o", "loop,prjquota", str(image), str(point)]
+        done = subprocess.run(argv, capture_output=True, timeout=20, check=False)
+        if done.returncode != 0:
+            return f"ext4 with prjquota can't be mounted: {done.stderr.decode().strip().splitlines()[0]}"
+        subprocess.run(["umount", "-d", str(point)], timeout=20, check=True)
+    return ""
+
+
+def make_prjquota_image(path: Path) -> None:
+    """A file that holds an ext4 with project quotas on."""
+    with path.open("wb") as file:
+        file.truncate(64 << 20)
+    argv = ["mkfs.ext4", "-q", "-O", "project,quota", "-E", "quotatype=prjquota", str(path)]
+    subprocess.run(argv, capture_output=True, timeout=30, check=True)

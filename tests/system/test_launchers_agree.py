@@ -173,9 +173,11 @@ async def test_a_protected_path_that_is_not_there_is_refused_and_nothing_stays(b
     assert bench.cgroup.is_empty()
 
 
-@needs("crun")
-async def test_a_runtime_that_fails_is_quoted(bench: Bench) -> None:
-    launcher = OciLauncher("crun", bench.binary, bench.root.layout)
+@pytest.mark.parametrize(
+    "runtime", [pytest.param("crun", marks=needs("crun")), pytest.param("runc", marks=needs("runc"))]
+)
+async def test_a_runtime_that_fails_is_quoted_and_leaves_nothing(bench: Bench, runtime: str) -> None:
+    launcher = OciLauncher(runtime, bench.binary, bench.root.layout)
     values = {name: getattr(bench.spec, name) for name in bench.spec.__dataclass_fields__}
     broken = ContainerSpec(**(values | {"hostname": "x" * 80}))
     with pytest.raises(PlatformError) as failed:

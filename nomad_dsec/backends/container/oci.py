@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from libdsec.errors import DeadlineExceeded, PlatformError, UsageError
@@ -26,13 +27,11 @@ from nomad_dsec import proc
 from nomad_dsec.backends.container import oci_bundle
 from nomad_dsec.backends.container.launcher import Launched, Slot
 from nomad_dsec.backends.container.plan_ops import REPORT_BYTES, unpack_report
+from nomad_dsec.linux.cgroup import remove_tree
 from nomad_dsec.linux.memfd import make_memfd
-from nomad_dsec.linux.mountinfo import read_mounts
 from nomad_dsec.linux.procfs import status as process_status
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nomad_dsec.backends.container.plan_ops import Op
     from nomad_dsec.backends.container.spec import ContainerSpec
     from nomad_dsec.linux.cgroup_files import Layout
@@ -106,7 +105,7 @@ class OciLauncher:
                     pid = int(reply["pid"])
                     pidfd = os.pidfd_open(pid)
             except BaseException as error:
-                await asyncio.shield(slot.cgroup.kill(timeout_s=_KILL_TIMEOUT_S))
+                await asyncio.shield(self._undo(slot))
                 if isinstance(error, TimeoutError):
                     raise DeadlineExceeded(
                         "launch_timeout", f"{self.name} did not start the container within {LAUNCH_TIMEOUT_S:g} s"
@@ -117,6 +116,14 @@ class OciLauncher:
                     ) from error
                 raise
         return Launched(pid=pid, pidfd=pidfd, steps_ms=reply["steps_ms"])
+
+    async def _undo(self, slot: Slot) -> None:
+        """Nothing of a launch that failed is left: no process, and none of the cgroups that runc makes elsewhere."""
+        await slot.cgroup.kill(timeout_s=_KILL_TIMEOUT_S)
+        for mounted in self._layout.foreign():
+            if remove_tree(f"{mounted}/{_below_mount(slot)}"):
+                with contextlib.suppress(OSError):
+                    Path(mounted, _below_mount(slot)).parent.rmdir()
 
     def _facts(self, slot: Slot | None) -> oci_bundle.HostFacts:
         path = f"/{_below_mount(slot)}" if slot is not None and self._runtime == "runc" else ""
@@ -133,16 +140,11 @@ class OciLauncher:
             "hide": [self._layout.unified] if self._runtime == "crun" and hybrid else [],
             # runc joins what config.json names, and refuses a cgroup that its own process is in.
             "join": joins if self._runtime == "crun" else [],
-            "leave": self._foreign_hierarchies() if self._runtime == "runc" else [],
+            "leave": self._layout.foreign() if self._runtime == "runc" else [],
             "cgroup": _below_mount(slot),
             "fds": fds,
             "net_fd": slot.net.fd,
         }
-
-    def _foreign_hierarchies(self) -> list[str]:
-        """v1 mounts in which the node has no cgroups, but runc makes some all the same."""
-        ours = set(self._layout.hierarchies().values())
-        return sorted(set(_v1_mounts()) - ours)
 
     async def _stage(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         """Run oci_stage with the request; its reply. When cancelled, the process and what it started are killed."""
@@ -181,10 +183,6 @@ class OciLauncher:
 def _below_mount(slot: Slot) -> str:
     """The slot's cgroup as a path below each hierarchy's mount: dsec-<node>/<name>."""
     return "/".join(next(iter(slot.cgroup.paths.values())).split("/")[-2:])
-
-
-def _v1_mounts() -> list[str]:
-    return [mount.target for mount in read_mounts() if mount.fstype == "cgroup"]
 
 
 @functools.cache

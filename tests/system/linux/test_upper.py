@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from libdsec.errors import PlatformError, UsageError
 
 from nomad_dsec.linux import upper
 from nomad_dsec.linux.syscalls import MNT_DETACH, mount, umount2
-from tests.kit.abilities import needs
+from tests.kit.abilities import make_prjquota_image, needs
 
 pytestmark = needs("root")
 MIB = 1 << 20
@@ -29,6 +30,30 @@ def fill(path: Path, limit_mib: int) -> int:
             except OSError as error:
                 return error.errno or 0
     return 0
+
+
+def flood(path: Path, count: int) -> int:
+    """Make files until refused; how many there are."""
+    for number in range(count):
+        try:
+            (path / str(number)).touch()
+        except OSError:
+            return number
+    return count
+
+
+def as_user(uid: int, act: Callable[..., int], *args: object) -> int:
+    """The result of `act` in a child without privileges: CAP_SYS_RESOURCE would write past a quota."""
+    child = os.fork()
+    if child == 0:
+        code = 255
+        try:
+            os.setgid(uid)
+            os.setuid(uid)
+            code = act(*args)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 async def test_tmpfs_is_bounded_in_bytes_and_inodes(tmp_path: Path) -> None:
@@ -112,3 +137,37 @@ async def test_btrfs_inode_flood_meets_the_same_bound(btrfs: Path) -> None:
             os.close(os.open(f"{layer.upper}/{number}", os.O_CREAT | os.O_WRONLY))
     assert full.value.errno == errno.EDQUOT
     await store.remove(layer)
+
+
+@pytest.fixture
+def ext4(tmp_path: Path):
+    image, point = tmp_path / "image", tmp_path / "point"
+    make_prjquota_image(image)
+    point.mkdir()
+    subprocess.run(["mount", "-o", "loop,prjquota", str(image), str(point)], check=True, timeout=30)
+    yield point
+    subprocess.run(["umount", "-d", str(point)], check=True, timeout=30)
+
+
+@needs("ext4-prjquota")
+async def test_project_quota_bounds_bytes_and_inodes_of_each_layer(ext4: Path) -> None:
+    store = upper.probe(ext4 / "upper", node="n1").store
+    assert store.kind == "prjquota"
+    layer = await store.create("sb-1", disk_mib=8, inodes=64, owner=7000)
+    other = await store.create("sb-2", disk_mib=8, inodes=64, owner=8000)
+    assert other.quota_id != layer.quota_id
+    assert Path(layer.upper).stat().st_uid == Path(layer.work).stat().st_gid == 7000
+    assert as_user(7000, fill, Path(layer.upper) / "big", 32) == errno.EDQUOT
+    usage = await store.usage(layer, pid=os.getpid())
+    assert 7 * MIB < usage.used_bytes <= 8 * MIB
+    assert as_user(8000, fill, Path(other.upper) / "small", 4) == 0
+    (Path(layer.upper) / "big").unlink()
+    assert 50 < as_user(7000, flood, Path(layer.upper), 200) <= 64
+    assert (await store.usage(layer, pid=os.getpid())).used_inodes == 64 + 3
+    assert await store.sweep({"sb-2"}) == ["sb-1"]
+    await store.remove(layer)
+    again = await store.create("sb-1", disk_mib=8, inodes=64, owner=7000)
+    assert (await store.usage(again, pid=os.getpid())).used_inodes == 3
+    for last in (again, other):
+        await store.remove(last)
+    assert list((ext4 / "upper").iterdir()) == []
