@@ -112,6 +112,6 @@ def _status(layout: Layout, *, as_json: bool) -> int:
 
 
 def default_node(layout: Layout) -> str:
-    """A node id from the host name and the directory: kernel names carry it, and each node sweeps what bears its own."""
+    """A node id from the host name and the directory: kernel names carry it, and a node sweeps what bears its own."""
     name = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")[:20].strip("-")
     return f"{name or 'node'}-{hashlib.sha256(os.fsencode(layout.data)).hexdigest()[:6]}"

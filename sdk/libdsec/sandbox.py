@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from urllib.parse import quote, urlencode
@@ -12,7 +14,7 @@ import msgspec
 from libdsec._http import IDLE_S, Transport
 from libdsec._requests import SNAPSHOTS_MISSING, checked, create_request, exec_request, new_id
 from libdsec.client import AsyncClient, default_client
-from libdsec.errors import DeadlineExceeded, DsecError, error_from_body
+from libdsec.errors import CapacityError, DeadlineExceeded, DsecError, error_from_body
 from libdsec.files import AsyncFiles
 from libdsec.network import AsyncNetwork, not_supported
 from libdsec.process import AsyncProcess, check_since
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 _EXEC_SLACK_S = 120.0
 _CREATE_SLACK_S = 60.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
 _LARGE_STDIN_BYTES = 256 * 1024
 
 
@@ -330,15 +334,36 @@ class AsyncSandboxGroup(Sequence[AsyncSandbox]):
 
 
 async def _create(client: AsyncClient, request: CreateRequest) -> AsyncSandboxGroup:
-    reply = await client.transport.request(
-        "POST", "/v1/sandboxes", CreateReply, body=request, quick=False, timeout_s=request.wait_s + _CREATE_SLACK_S
-    )
+    reply = await _ask_until_room(client.transport, request)
     failures = [error_from_body(_error_body(failure.error)) for failure in reply.failures]
     sandboxes = [AsyncSandbox(client, info) for info in reply.sandboxes]
     if request.lease_s is not None:
         for sandbox in sandboxes:
             client.keep_lease(sandbox.id, request.lease_s)
     return AsyncSandboxGroup(sandboxes, failures)
+
+
+async def _ask_until_room(transport: Transport, request: CreateRequest) -> CreateReply:
+    """Ask again while the refusal is said to pass, for wait_s in all; the key makes the repeats one create."""
+    give_up_at = time.monotonic() + request.wait_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return await transport.request(
+                "POST",
+                "/v1/sandboxes",
+                CreateReply,
+                body=request,
+                quick=False,
+                timeout_s=request.wait_s + _CREATE_SLACK_S,
+            )
+        except CapacityError as full:
+            left_s = give_up_at - time.monotonic()
+            if full.retry_after_s is None or left_s <= 0:
+                raise
+            wanted_s = min(max(pause_s, full.retry_after_s), _LONGEST_PAUSE_S)
+            await asyncio.sleep(min(left_s, wanted_s * random.uniform(0.5, 1.5)))  # noqa: S311 - jitter
+            pause_s *= 2
 
 
 def _error_body(raw: dict[str, Any]) -> Any:

@@ -168,11 +168,28 @@ async def test_create_repeats_with_the_same_key_after_a_cut():
     assert keys[0] == keys[1] != ""
 
 
+async def test_a_create_queues_for_room_as_long_as_it_may():
+    full = lambda _request: _refuse("capacity", "capacity", 503, retry_after_s=0.01)  # noqa: E731
+    async with scripted() as (gateway, client):
+        gateway.on("POST /v1/sandboxes", full, full, always({"sandboxes": [msgspec.to_builtins(info())]}))
+        assert (await AsyncSandbox.create("i", client=client)).id == SANDBOX
+        assert gateway.count("POST /v1/sandboxes") == 3
+    async with scripted() as (gateway, client):
+        gateway.on("POST /v1/sandboxes", full)
+        with pytest.raises(CapacityError):
+            await AsyncSandbox.create("i", client=client, wait_s=0.2)
+    async with scripted() as (gateway, client):
+        gateway.on("POST /v1/sandboxes", lambda _: _refuse("capacity", "image_missing", 503))
+        with pytest.raises(CapacityError):
+            await AsyncSandbox.create("i", client=client)
+        assert gateway.count("POST /v1/sandboxes") == 1, "what does not pass is not waited for"
+
+
 async def test_errors_arrive_as_what_they_are():
     async with scripted() as (gateway, client):
         gateway.on(
             "POST /v1/sandboxes",
-            lambda _: _refuse("capacity", "capacity", 503, details={"refusals": {"memory": 2}}, retry_after_s=1.0),
+            lambda _: _refuse("capacity", "capacity", 503, details={"refusals": {"memory": 2}}),
             lambda _: _refuse("denied", "quota", 403),
             lambda _: _refuse("usage", "bad_request", 400, field="cpus"),
             lambda _: _refuse("a_kind_of_the_future", "new_code", 500),

@@ -24,6 +24,7 @@ class DevStack:
     data: Path
     endpoint: str = ""
     api_key: str = ""
+    backend: str = ""
 
     def dsec(self, *argv: str, stdin: bytes = b"", timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
         """Run the CLI against it."""
