@@ -1,6 +1,6 @@
 """One read-only EROFS mount per image root and host, shared by everybody who asks for its digest.
 
-Who uses what is on disk (`users/<root>/<user>` in the store) and what is mounted is asked of the kernel, so a daemon
+Who uses what is on disk (`users` in the store, by table) and what is mounted is asked of the kernel, so a daemon
 that died or was replaced loses nothing: the next `acquire` finds the mount and adopts it.
 """
 
@@ -36,6 +36,7 @@ class MountTable:
         mount_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._store = store
         self._dir = mount_dir.resolve()
+        self._users = store.users.of_table(self._dir)
         self._lock = self._dir / ".lock"
         self._force_loop = force_loop
 
@@ -56,12 +57,12 @@ class MountTable:
                 blob = self._store.blob_path(image.rootfs)
                 if not blob.is_file():
                     raise ImageError("not_found", f"the root {image.rootfs} of {digest} is not in the store")
-                noted = self._store.users.add(root, user, image.digest)
+                noted = self._users.add(root, user, image.digest)
             try:
                 return self._mounted(root, blob)
             except BaseException:
                 if noted:
-                    self._store.users.remove(user, image.digest)
+                    self._users.remove(user, image.digest)
                 raise
 
     def release(self, digest: str, user: str = "node") -> None:
@@ -70,20 +71,20 @@ class MountTable:
         The mount stays until `unmount_unused`, so that the next start is quick.
         """
         full = digest if digest.startswith("sha256:") and len(digest) == 71 else self._store.resolve(digest).digest
-        self._store.users.remove(user, full)
+        self._users.remove(user, full)
 
     def users(self, digest: str) -> frozenset[str]:
-        """Everybody noted as using the image or another one with the same root."""
+        """Everybody noted, through this table, as using the image or another one with the same root."""
         image = self._store.resolve(digest)
-        return self._store.users.of(digest_hex(image.rootfs))
+        return self._users.of(digest_hex(image.rootfs))
 
     def retain_only(self, users: set[str]) -> int:
         """After a recovery: forget every user that is not among these; returns how many."""
-        return self._store.users.retain_only(users)
+        return self._users.retain_only(users)
 
     def retain(self, user: str, digests: Collection[str]) -> int:
         """Forget this user's notes about all images but these, also ones from before a restart; returns how many."""
-        return self._store.users.retain(user, digests)
+        return self._users.retain(user, digests)
 
     def mounted(self) -> dict[str, Path]:
         """Root digest -> mounted path, as the kernel tells it."""
@@ -94,7 +95,7 @@ class MountTable:
         gone = []
         with self._exclusive():
             for root, found in self._ours().items():
-                if self._store.users.of(root):
+                if self._users.of(root):
                     continue
                 try:
                     umount(Path(found.target))

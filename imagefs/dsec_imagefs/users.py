@@ -1,7 +1,8 @@
-"""Who uses which image root, as files ``users/<root hex>/<user>@<image digest>``; they outlive every process."""
+"""Who uses which image root, as files ``users/<root hex>/<user>@<image>@<table>``; they outlive every process."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import urllib.parse
 from typing import TYPE_CHECKING
@@ -16,16 +17,25 @@ if TYPE_CHECKING:
 
 
 class Users:
-    """The notes below one directory. Adding is durable before it returns; everything is idempotent."""
+    """The notes below one directory. Adding is durable before it returns; everything is idempotent.
 
-    def __init__(self, path: Path) -> None:
+    With `table` (an id), only that mount table's notes are seen and touched: several nodes may share a store, and none
+    may forget another's users or keep its own mounts for them. Without, the notes of all tables are seen.
+    """
+
+    def __init__(self, path: Path, table: str = "") -> None:
         self._path = path
+        self._table = table
+
+    def of_table(self, mount_dir: Path) -> Users:
+        """The notes of the mount table at this directory."""
+        return Users(self._path, hashlib.sha256(os.fsencode(mount_dir)).hexdigest()[:12])
 
     def add(self, root: str, user: str, digest: str) -> bool:
         """Note a user of an image whose root has this hex; False when it is noted already."""
         folder = self._path / root
         folder.mkdir(mode=0o700, exist_ok=True)
-        path = folder / _key(user, digest)
+        path = folder / self._key(user, digest)
         if path.exists():
             return False
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -34,7 +44,7 @@ class Users:
 
     def remove(self, user: str, digest: str) -> None:
         """Forget a user of an image, whatever became of the image."""
-        key = _key(user, digest)
+        key = self._key(user, digest)
         for folder in self._path.iterdir():
             (folder / key).unlink(missing_ok=True)
 
@@ -44,11 +54,11 @@ class Users:
 
     def retain(self, user: str, digests: Collection[str]) -> int:
         """Forget one user's notes about all images but these; returns how many notes went."""
-        kept = {_key(user, digest) for digest in digests}
+        kept = {self._key(user, digest) for digest in digests}
         return self._forget(lambda key: _user(key) == user and key not in kept)
 
     def _forget(self, is_gone: Callable[[str], bool]) -> int:
-        gone = [path for folder in self._path.iterdir() for path in _notes(folder) if is_gone(path.name)]
+        gone = [path for folder in self._path.iterdir() for path in self._notes(folder) if is_gone(path.name)]
         for path in gone:
             path.unlink(missing_ok=True)
         return len(gone)
@@ -56,33 +66,36 @@ class Users:
     def prune(self) -> None:
         """Drop the folders of roots that nobody uses. The caller holds the store's lock."""
         for folder in self._path.iterdir():
-            if not _notes(folder):
+            if not _listing(folder):
                 folder.rmdir()
 
     def of(self, root: str) -> frozenset[str]:
         """Users of a root."""
-        return frozenset(_user(path.name) for path in _notes(self._path / root))
+        return frozenset(_user(path.name) for path in self._notes(self._path / root))
 
     def roots(self) -> set[str]:
         """Hex of every root that has a user."""
-        return {folder.name for folder in self._path.iterdir() if _notes(folder)}
+        return {folder.name for folder in self._path.iterdir() if self._notes(folder)}
+
+    def _notes(self, folder: Path) -> list[Path]:
+        return [path for path in _listing(folder) if not self._table or path.name.endswith(f"@{self._table}")]
+
+    def _key(self, user: str, digest: str) -> str:
+        """A note's name holds the image as well: one user may use two images that share a root."""
+        name = urllib.parse.quote(user, safe="")
+        if not name or len(name) > 200 or name.startswith("."):
+            hint = "1-200 characters, no dot first"
+            raise ImageError("bad_name", f"{user!r} can't be a user of an image", hint, "user")
+        return f"{name}@{digest_hex(digest)[:16]}@{self._table}"
 
 
-def _notes(folder: Path) -> list[Path]:
-    """The notes about one root; none when the folder is not, or no longer, there."""
+def _listing(folder: Path) -> list[Path]:
+    """The files about one root; none when the folder is not, or no longer, there."""
     try:
         return list(folder.iterdir())
     except FileNotFoundError:
         return []
 
 
-def _key(user: str, digest: str) -> str:
-    """A note's name holds the image as well: one user may use two images that share a root."""
-    name = urllib.parse.quote(user, safe="")
-    if not name or len(name) > 200 or name.startswith("."):
-        raise ImageError("bad_name", f"{user!r} can't be a user of an image", "1-200 characters, no dot first", "user")
-    return f"{name}@{digest_hex(digest)[:16]}"
-
-
 def _user(key: str) -> str:
-    return urllib.parse.unquote(key.rpartition("@")[0])
+    return urllib.parse.unquote(key.partition("@")[0])

@@ -203,3 +203,19 @@ def test_one_user_keeps_only_the_images_it_names(table, store):
     assert table.unmount_unused() == (two.rootfs,)
     assert store.gc().blobs == ()
     assert table.retain("node-a", set()) == 1
+
+
+def test_two_tables_on_one_store_do_not_touch_each_other(table, store, place):
+    """Two nodes of one machine may share the store; each has its own mounts and its own users."""
+    image = store.resolve("one")
+    other = MountTable(store, place / "other-mounts")
+    table.acquire(image.digest, "a")
+    root = other.acquire(image.digest, "b")
+    assert (table.users(image.digest), other.users(image.digest)) == ({"a"}, {"b"})
+    assert table.retain_only(set()) == 1
+    assert table.unmount_unused() == (image.rootfs,)
+    assert (root / "file").read_text() == "one"
+    with pytest.raises(ImageError, match="used by b"):
+        store.rm("one")
+    other.release(image.digest, "b")
+    other.close()
