@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from nomad_dsec.guest.channel import GuestChannel
 
 FREEZE_S: Final = 10.0
+RETRY_S: Final = 30.0
 SELF_TEST: Final = "self-test"
 _log = get_log("container.backend")
 
@@ -64,6 +65,7 @@ class ContainerBackend:
         self._launcher = launcher
         self._live: dict[str, Live] = {}
         self._refusal: str | None = None
+        self._retry_at = 0.0
 
     @classmethod
     async def open(cls, config: ContainerConfig, table: MountTable) -> ContainerBackend:
@@ -73,8 +75,9 @@ class ContainerBackend:
 
     async def fingerprint(self) -> BackendFingerprint:
         """See Backend. Once, a container with an empty root is really started, asked and removed."""
-        if self._refusal is None:
+        if self._refusal is None or (self._refusal and time.monotonic() > self._retry_at):
             self._refusal = await self._self_test()
+            self._retry_at = time.monotonic() + RETRY_S
         host = self._host
         return BackendFingerprint(
             name=self.name,
@@ -340,6 +343,7 @@ class ContainerBackend:
         host = self._host
         records = [read_record(handle) for handle in keep] + [live.record for live in self._live.values()]
         names = {str(record.cgroup.get("name")) for record in records} | host.cgroup_pool.idle_names()
+        names |= {live.cgroup.name for live in self._live.values() if live.cgroup is not None}
         removed = [f"cgroup {name}" for name in await host.cgroups.sweep(names)]
         links = {str(record.net["link"]) for record in records if record.net.get("link")}
         removed += [f"link {name}" for name in await host.nets.sweep(links)]

@@ -45,7 +45,7 @@ def tmpfs_bytes(spec: SandboxSpec) -> int:
 def upper_of(spec: SandboxSpec, layer: UpperLayer) -> Upper:
     """The writable layer as launchers take it."""
     if layer.path:
-        return DirUpper(upper=Path(layer.upper), work=Path(layer.work))
+        return DirUpper(path=Path(layer.path))
     size = tmpfs_bytes(spec)
     return TmpfsUpper(size_bytes=size, inodes=default_inodes(size // MIB))
 

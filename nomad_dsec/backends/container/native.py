@@ -22,12 +22,11 @@ from libdsec.errors import DeadlineExceeded, PlatformError, UsageError
 
 from nomad_dsec.backends.container.launcher import Launched, Slot
 from nomad_dsec.backends.container.plan import (
+    LAYER,
     LISTEN,
     NETNS,
     ROOTFS,
     UNIFIED,
-    UPPER,
-    WORK,
     Plan,
     mount_fd,
     plan_container,
@@ -52,6 +51,7 @@ _REQUEST_MAGIC: Final = 0x51525344
 _REPLY: Final = struct.Struct("<QiiIi")
 _NO_OP: Final = 0xFFFF_FFFF
 _CONTROL_FD: Final = 3
+_MFD_EXEC: Final = 0x10  # linux/memfd.h, 6.3; older kernels refuse the flag and need none
 _log = get_log("container.native")
 
 
@@ -165,11 +165,13 @@ class Spawner:
         """Send one and wait for the answer. When cancelled, waits all the same and kills what was started."""
         self._next_id += 1
         answer: asyncio.Future[_Started] = self._loop.create_future()
-        self._waiting[self._next_id] = answer
+        number = self._next_id
+        self._waiting[number] = answer
         try:
-            await self._send(_REQUEST.pack(_REQUEST_MAGIC, len(fds), self._next_id), fds)
+            async with asyncio.timeout(LAUNCH_TIMEOUT_S):
+                await self._send(_REQUEST.pack(_REQUEST_MAGIC, len(fds), number), fds)
         except BaseException:
-            self._waiting.pop(self._next_id, None)
+            self._waiting.pop(number, None)
             raise
         try:
             async with asyncio.timeout(LAUNCH_TIMEOUT_S):
@@ -257,7 +259,13 @@ def _start(binary: Path, control: int) -> int:
 
 
 def _memfd(name: str, content: bytes, opened: ExitStack, *, sealed: bool = False) -> int:
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealed else 0))
+    flags = os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealed else 0)
+    try:
+        fd = os.memfd_create(name, flags | (_MFD_EXEC if sealed else 0))
+    except OSError as error:
+        if error.errno != errno.EINVAL or not sealed:
+            raise
+        fd = os.memfd_create(name, flags)
     opened.callback(os.close, fd)
     view = memoryview(content)
     while view:
@@ -275,10 +283,9 @@ def _open_all(plan: Plan, spec: ContainerSpec, slot: Slot, listen_fd: int, opene
     paths: dict[str, tuple[str, int]] = {
         procs_fd(name): (f"{path}/cgroup.procs", os.O_WRONLY) for name, path in slot.cgroup.paths.items()
     }
-    if isinstance(spec.upper, DirUpper):
-        paths[UPPER] = (str(spec.upper.upper), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        paths[WORK] = (str(spec.upper.work), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     trees = {ROOTFS: str(spec.rootfs)} | {mount_fd(i): str(mount.source) for i, mount in enumerate(spec.mounts)}
+    if isinstance(spec.upper, DirUpper):
+        trees[LAYER] = str(spec.upper.path)
     fds: list[int] = []
     for name in plan.fds:
         fd = known.get(name)

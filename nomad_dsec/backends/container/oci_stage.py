@@ -102,6 +102,12 @@ def stage(request: dict[str, Any], steps: Steps) -> int:
         for path in request["protected"]:
             rootfs.pin(path)
             rootfs.seal(path)
+    with steps.step("sysfs"):
+        # By us, since a runtime inside the user namespace may not: the network namespace is the host's. And last, so
+        # that a link of the image to /sys has led nothing above into it.
+        rootfs.make_dirs("/sys")
+        with rootfs.opened("/sys", os.O_PATH | os.O_DIRECTORY, resolve=STRICT) as at:
+            mount("sysfs", f"/proc/self/fd/{at}", "sysfs", _SEALED | MS_RDONLY)
     os.close(root_fd)
     Path(_STAGE, "config.json").write_text(json.dumps(request["config"]), encoding="utf-8")
     argv = [*request["runtime"], "--root", f"{_STAGE}/state", "--log", f"{_STAGE}/log"]
@@ -149,9 +155,6 @@ def _make_root(request: dict[str, Any], userns: int) -> None:
 
 
 def _fill_root(request: dict[str, Any], rootfs: Rootfs) -> None:
-    rootfs.make_dirs("/sys")
-    with rootfs.opened("/sys", os.O_PATH | os.O_DIRECTORY, resolve=STRICT) as at:
-        mount("sysfs", f"/proc/self/fd/{at}", "sysfs", _SEALED | MS_RDONLY)
     for path, text in request["files"]:
         rootfs.write_file(path, text.encode(), mode=0o644)
     if request["secrets"]:

@@ -52,7 +52,7 @@ TTY_GROUP: Final = 5
 SHM_INODES: Final = 16_384
 MOUNTED_READ_ONLY: Final = "/sys"  # its own mount is read-only; a bind over it would add nothing
 
-LISTEN, ROOTFS, NETNS, UNIFIED, UPPER, WORK = "listen", "rootfs", "netns", "unified", "upper", "work"
+LISTEN, ROOTFS, NETNS, UNIFIED, LAYER = "listen", "rootfs", "netns", "unified", "layer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,8 @@ class Plan:
     """The operations of one container, and the descriptors that they name in the order in which they are passed."""
 
     head: tuple[Op, ...]
-    fixed: tuple[Op, ...]
     own: tuple[Op, ...]
+    fixed: tuple[Op, ...]
     tail: tuple[Op, ...]
     fds: tuple[str, ...]
     packed: bytes
@@ -69,7 +69,7 @@ class Plan:
     @property
     def ops(self) -> tuple[Op, ...]:
         """All of them, in order."""
-        return self.head + self.fixed + self.own + self.tail
+        return self.head + self.own + self.fixed + self.tail
 
     def to_json(self) -> list[dict[str, Any]]:
         """One entry an operation, as `dsec sandbox create --plan` prints them."""
@@ -90,18 +90,18 @@ def plan_container(spec: ContainerSpec, *, controllers: tuple[str, ...], unified
     """Every operation for `spec` on a host with these v1 controllers and, if `unified`, a cgroup2 hierarchy."""
     fds = (LISTEN, *((UNIFIED,) if unified else ()), NETNS, ROOTFS, *map(procs_fd, controllers))
     if not isinstance(spec.upper, TmpfsUpper):
-        fds += (UPPER, WORK)
+        fds += (LAYER,)
     fds += tuple(mount_fd(index) for index in range(len(spec.mounts)))
     index = {name: number for number, name in enumerate(fds)}
     head = _head(spec, controllers, unified=unified)
-    own = _own_files(spec)
+    own = _own(spec)
     fixed, fixed_packed = _fixed(spec.shm_bytes, spec.policy.devices)
     tail, tail_packed = _tail(spec.policy, unified)
     packed = pack_plan(
-        len(head) + len(fixed) + len(own) + len(tail),
-        (pack_ops(head, index), fixed_packed, pack_ops(own, index), tail_packed),
+        len(head) + len(own) + len(fixed) + len(tail),
+        (pack_ops(head, index), pack_ops(own, index), fixed_packed, tail_packed),
     )
-    return Plan(head=head, fixed=fixed, own=own, tail=tail, fds=fds, packed=packed)
+    return Plan(head=head, own=own, fixed=fixed, tail=tail, fds=fds, packed=packed)
 
 
 def _head(spec: ContainerSpec, controllers: tuple[str, ...], *, unified: bool) -> tuple[Op, ...]:
@@ -116,10 +116,9 @@ def _head(spec: ContainerSpec, controllers: tuple[str, ...], *, unified: bool) -
     ]
     if isinstance(spec.upper, TmpfsUpper):
         ops.append(Op("tmpfs_upper", (spec.upper.size_bytes, spec.upper.inodes)))
-        upper, work = "", ""
     else:
-        upper, work = UPPER, WORK
-    ops += [Op("idmap", (ROOTFS,)), Op("overlay", (ROOTFS, upper, work, ATTR_NODEV))]
+        ops.append(Op("disk_upper", (LAYER,)))
+    ops += [Op("idmap", (ROOTFS,)), Op("overlay", (ROOTFS, ATTR_NODEV))]
     return tuple(ops)
 
 
@@ -146,7 +145,11 @@ def _fixed(shm_bytes: int, devices: tuple[Any, ...]) -> tuple[tuple[Op, ...], by
     return ops, pack_ops(ops, {})
 
 
-def _own_files(spec: ContainerSpec) -> tuple[Op, ...]:
+def _own(spec: ContainerSpec) -> tuple[Op, ...]:
+    """What is made inside the image's tree as the host's root.
+
+    It precedes the kernel's file systems: a link of the image to /proc then leads to the image's own empty directory.
+    """
     name = spec.hostname
     hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{name}\n"
     resolv = "".join(f"nameserver {address}\n" for address in spec.nameservers)
@@ -166,16 +169,15 @@ def _own_files(spec: ContainerSpec) -> tuple[Op, ...]:
     for index, mount in enumerate(spec.mounts):
         attributes = ATTR_NOSUID | ATTR_NODEV | (ATTR_RDONLY if mount.read_only else 0)
         ops.append(Op("bind", (mount_fd(index), mount.target, attributes)))
+    for path in spec.policy.protected_paths:
+        ops += [Op("pin", (path,)), Op("readonly", (path, 1, ATTR_RDONLY))]
     return tuple(ops)
 
 
 @lru_cache(maxsize=64)
 def _tail(policy: CompiledPolicy, unified: bool) -> tuple[tuple[Op, ...], bytes]:
     """What takes rights away: a function of the policy alone, so it is packed once for all its sandboxes."""
-    ops: list[Op] = []
-    for path in policy.protected_paths:
-        ops += [Op("pin", (path,)), Op("readonly", (path, 1, ATTR_RDONLY))]
-    ops += [Op("mask", (path,)) for path in policy.masked_paths]
+    ops = [Op("mask", (path,)) for path in policy.masked_paths]
     ops += [Op("readonly", (p, 0, ATTR_RDONLY | SEALED)) for p in policy.read_only_paths if p != MOUNTED_READ_ONLY]
     ops += [Op("oom_score", (OOM_PROTECT + 1000,)), Op("root")]
     ops += [Op("rlimit", (RESOURCES[name], soft, hard)) for name, soft, hard in policy.rlimits]

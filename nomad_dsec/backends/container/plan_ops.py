@@ -39,7 +39,7 @@ OPERATIONS: Final[Mapping[str, tuple[int, tuple[tuple[str, str], ...]]]] = {
     "hostname": (6, (("name", "s"),)),
     "tmpfs_upper": (7, (("size_bytes", "n"), ("inodes", "n"))),
     "idmap": (8, (("mount", "f"),)),
-    "overlay": (9, (("lower", "f"), ("upper", "f"), ("work", "f"), ("attributes", "n"))),
+    "overlay": (9, (("lower", "f"), ("attributes", "n"))),
     "mount": (
         10,
         (("type", "s"), ("target", "s"), ("options", "s"), ("attributes", "n"), ("mode", "n"), ("links", "n")),
@@ -64,6 +64,7 @@ OPERATIONS: Final[Mapping[str, tuple[int, tuple[tuple[str, str], ...]]]] = {
     "seccomp": (28, (("program", "b"),)),
     "pin": (29, (("path", "s"),)),
     "serve": (30, (("listen", "f"), ("cgroup", "f"), ("flags", "n"))),
+    "disk_upper": (31, (("layer", "f"),)),
 }
 
 _TOLD_APART: Final = frozenset({"mount", "mask", "readonly", "pin", "file", "sysctl"})

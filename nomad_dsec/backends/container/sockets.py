@@ -1,7 +1,7 @@
 """The socket of a container's dsec-init, on the host: bound outside of its root, so that nothing inside can reach it.
 
-sun_path holds 107 bytes and data directories may be longer, so both ends go through /proc/self/fd (unix(7)). All sockets
-of a node lie in one directory: to remove a directory for each sandbox can cost milliseconds (ext4 with discard).
+sun_path holds 107 bytes and data directories may be longer, so both ends go through /proc/self/fd (unix(7)). All of a
+node lie in one directory: to remove a directory for each sandbox can cost milliseconds (ext4 with discard).
 """
 
 from __future__ import annotations

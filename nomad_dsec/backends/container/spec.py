@@ -34,10 +34,19 @@ class TmpfsUpper:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirUpper:
-    """A writable layer in directories of a bounded store; both on one file system, owned by the sandbox's root."""
+    """A writable layer on disk: `path` holds directories `upper` and `work`, owned by the sandbox's root."""
 
-    upper: Path
-    work: Path
+    path: Path
+
+    @property
+    def upper(self) -> Path:
+        """Overlay's upperdir."""
+        return self.path / "upper"
+
+    @property
+    def work(self) -> Path:
+        """Overlay's workdir."""
+        return self.path / "work"
 
 
 Upper = TmpfsUpper | DirUpper

@@ -70,7 +70,7 @@ static int enter_scratch(void)
 	close(fs);
 	if (mount("dsec", "/proc", "tmpfs", MS_NOSUID | MS_NOEXEC, "size=64k,nr_inodes=32,mode=755") || chdir("/proc"))
 		return die("tmpfs");
-	if (mkdir("proc", 0555) || mkdir("lower", 0755) || mkdir("upper", 0700) || mkdir("root", 0755) || mkdir("empty", 0555) ||
+	if (mkdir("lower", 0755) || mkdir("upper", 0700) || mkdir("root", 0755) || mkdir("empty", 0555) ||
 	    mknod("null", S_IFCHR | 0666, makedev(1, 3)))
 		return die("scratch root");
 	if (mount(NULL, "/proc", NULL, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NOEXEC, NULL))

@@ -60,7 +60,7 @@ struct launch {
 	int nfds;
 	int userns_fd;
 	int root_fd;    /* O_PATH on the sandbox's root mount */
-	int upper_fd;   /* the tmpfs that holds u/ and w/, when the upper layer is in memory */
+	int upper_fd;   /* the mount that holds upper/ and work/ */
 	int sysctl_fd;  /* O_PATH on sys/ of the sandbox's own proc, from below the read-only bind */
 	int landlock_fd;
 	int listen_fd;
@@ -74,8 +74,9 @@ struct launch {
 /* Where the launcher process keeps mount sources: a private tmpfs root, see launch.c. */
 #define SCRATCH_LOWER "/lower"
 #define SCRATCH_UPPER "/upper"
+#define LAYER_UPPER "upper"
+#define LAYER_WORK "work"
 #define SCRATCH_ROOT "/root"
-#define SCRATCH_PROC "/proc"
 #define SCRATCH_NULL "/null"
 #define SCRATCH_EMPTY "/empty"
 
@@ -100,7 +101,7 @@ enum op_code {
 	OP_HOSTNAME = 6,     /* s */
 	OP_TMPFS_UPPER = 7,  /* n bytes, n inodes */
 	OP_IDMAP = 8,        /* n fd of a detached mount */
-	OP_OVERLAY = 9,      /* n fd of lower, n fd of upper, n fd of work (NO_FD: the tmpfs upper), n mount attributes */
+	OP_OVERLAY = 9,      /* n fd of the detached lower mount, n mount attributes; needs one of the uppers before */
 	OP_MOUNT = 10,       /* s type, s target, s options "k=v\x1fk", n attributes, n mode of a made target, n may follow links */
 	OP_MKNOD = 11,       /* s path, n mode, n major, n minor */
 	OP_SYMLINK = 12,     /* s path, s text */
@@ -122,11 +123,13 @@ enum op_code {
 	OP_SECCOMP = 28,     /* b struct sock_filter[] */
 	OP_PIN = 29,         /* s path: no component of it can be renamed or removed inside */
 	OP_SERVE = 30,       /* n fd of the listener, n fd of the cgroup2 directory or NO_FD, n flags for execs */
+	OP_DISK_UPPER = 31,  /* n fd of a detached mount that holds upper/ and work/ */
 };
 #define NO_FD 0xffffffffu
 
 /* launch_mount.c, launch_files.c */
 int op_tmpfs_upper(struct launch *l, const struct op *op);
+int op_disk_upper(struct launch *l, const struct op *op);
 int op_idmap(struct launch *l, const struct op *op);
 int op_overlay(struct launch *l, const struct op *op);
 int op_mount(struct launch *l, const struct op *op);

@@ -93,8 +93,19 @@ int op_tmpfs_upper(struct launch *l, const struct op *op)
 		return -1;
 	if (move_mount(mount, "", AT_FDCWD, SCRATCH_UPPER, MOVE_MOUNT_F_EMPTY_PATH))
 		return launch_close(mount, launch_fail(l, "move_mount"));
-	if (mkdirat(mount, "u", 0755) || mkdirat(mount, "w", 0700))
+	if (mkdirat(mount, LAYER_UPPER, 0755) || mkdirat(mount, LAYER_WORK, 0700))
 		return launch_close(mount, launch_fail(l, "mkdir"));
+	l->upper_fd = mount;
+	return 0;
+}
+
+int op_disk_upper(struct launch *l, const struct op *op)
+{
+	int mount = launch_fd(l, op->f[0].number);
+	if (mount < 0)
+		return -1;
+	if (move_mount(mount, "", AT_FDCWD, SCRATCH_UPPER, MOVE_MOUNT_F_EMPTY_PATH))
+		return launch_fail(l, "move_mount");
 	l->upper_fd = mount;
 	return 0;
 }
@@ -117,29 +128,19 @@ static int copy_root_attributes(struct launch *l, int lower, int upper)
 	return 0;
 }
 
-/* Layers by descriptor, which Linux 6.13 takes. EINVAL: it does not. */
+/* Layers by descriptor, which Linux 6.13 takes; the mount table inside then names no path. EINVAL: too old. */
 static int layers_by_fd(int fs, int lower, int upper, int work)
 {
 	return fsconfig(fs, FSCONFIG_SET_FD, "lowerdir+", NULL, lower) || fsconfig(fs, FSCONFIG_SET_FD, "upperdir", NULL, upper) ||
 	       fsconfig(fs, FSCONFIG_SET_FD, "workdir", NULL, work) || fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
 }
 
-/* For older kernels, by path; those of a layer on disk go through a procfs that ends up below the root. */
-static int layers_by_path(struct launch *l, int fs, int upper, int work, int from_tmpfs)
+static int layers_by_path(int fs)
 {
-	char upper_path[32] = SCRATCH_UPPER "/u", work_path[32] = SCRATCH_UPPER "/w";
-	if (!from_tmpfs) {
-		int proc = new_mount(l, "proc", "", 0);
-		if (proc < 0)
-			return -1;
-		if (launch_close(proc, move_mount(proc, "", AT_FDCWD, SCRATCH_PROC, MOVE_MOUNT_F_EMPTY_PATH)))
-			return -1;
-		snprintf(upper_path, sizeof(upper_path), SCRATCH_PROC "/self/fd/%d", upper);
-		snprintf(work_path, sizeof(work_path), SCRATCH_PROC "/self/fd/%d", work);
-	}
 	return fsconfig(fs, FSCONFIG_SET_STRING, "lowerdir", SCRATCH_LOWER, 0) ||
-	       fsconfig(fs, FSCONFIG_SET_STRING, "upperdir", upper_path, 0) ||
-	       fsconfig(fs, FSCONFIG_SET_STRING, "workdir", work_path, 0) || fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
+	       fsconfig(fs, FSCONFIG_SET_STRING, "upperdir", SCRATCH_UPPER "/" LAYER_UPPER, 0) ||
+	       fsconfig(fs, FSCONFIG_SET_STRING, "workdir", SCRATCH_UPPER "/" LAYER_WORK, 0) ||
+	       fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
 }
 
 static int open_overlay(void)
@@ -152,11 +153,9 @@ static int open_overlay(void)
 
 int op_overlay(struct launch *l, const struct op *op)
 {
-	const int directory = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+	const int directory = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 	int lower = launch_fd(l, op->f[0].number);
-	int from_tmpfs = op->f[1].number == NO_FD;
-	int upper = from_tmpfs ? openat(l->upper_fd, "u", directory) : launch_fd(l, op->f[1].number);
-	int work = from_tmpfs ? openat(l->upper_fd, "w", directory) : launch_fd(l, op->f[2].number);
+	int upper = openat(l->upper_fd, LAYER_UPPER, directory), work = openat(l->upper_fd, LAYER_WORK, directory);
 	if (lower < 0 || upper < 0 || work < 0)
 		return launch_fail(l, "layers");
 	/* Attached, because overlayfs refuses detached layers before Linux 6.15, and because the last close of a detached
@@ -169,14 +168,12 @@ int op_overlay(struct launch *l, const struct op *op)
 	if (layers_by_fd(fs, lower, upper, work)) {
 		close(fs);
 		fs = errno == EINVAL ? open_overlay() : -1;
-		if (fs < 0 || layers_by_path(l, fs, upper, work, from_tmpfs))
+		if (fs < 0 || layers_by_path(fs))
 			return launch_fail(l, "create file system");
 	}
-	if (from_tmpfs) {
-		close(upper);
-		close(work);
-	}
-	int mount = fsmount(fs, FSMOUNT_CLOEXEC, (unsigned)op->f[3].number);
+	close(upper);
+	close(work);
+	int mount = fsmount(fs, FSMOUNT_CLOEXEC, (unsigned)op->f[1].number);
 	launch_close(fs, 0);
 	if (mount < 0)
 		return launch_fail(l, "fsmount");

@@ -50,7 +50,7 @@ static const struct op_kind KINDS[] = {
 	{OP_HOSTNAME, "s", op_hostname},
 	{OP_TMPFS_UPPER, "nn", op_tmpfs_upper},
 	{OP_IDMAP, "n", op_idmap},
-	{OP_OVERLAY, "nnnn", op_overlay},
+	{OP_OVERLAY, "nn", op_overlay},
 	{OP_MOUNT, "sssnnn", op_mount},
 	{OP_MKNOD, "snnn", op_mknod},
 	{OP_SYMLINK, "ss", op_symlink},
@@ -72,6 +72,7 @@ static const struct op_kind KINDS[] = {
 	{OP_SECCOMP, "b", op_seccomp},
 	{OP_PIN, "s", op_pin},
 	{OP_SERVE, "nnn", op_serve},
+	{OP_DISK_UPPER, "n", op_disk_upper},
 };
 
 const struct op_kind *op_kind_of(uint32_t code)

@@ -28,7 +28,7 @@ async def machine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mac
     try:
         yield opened
     finally:
-        await opened.close(directory)
+        await opened.close()
 
 
 @pytest.fixture(scope="module")

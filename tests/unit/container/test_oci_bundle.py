@@ -92,5 +92,5 @@ def test_secrets_go_to_the_stage_alone() -> None:
 
 def test_both_kinds_of_upper() -> None:
     assert oci_bundle.stage_request(container())["upper"] == {"size_bytes": 64 << 20, "inodes": 4096}
-    upper = DirUpper(upper=Path("/u/upper"), work=Path("/u/work"))
+    upper = DirUpper(path=Path("/u"))
     assert oci_bundle.stage_request(container(upper=upper))["upper"] == {"upper": "/u/upper", "work": "/u/work"}

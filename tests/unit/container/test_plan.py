@@ -21,13 +21,15 @@ def names(made):
 
 
 def test_order_of_what_must_precede_what():
-    order = names(plan({"protected_paths": ["/bin/bash"]}, secrets={"a": "b"}))
+    made = plan({"protected_paths": ["/bin/bash"]}, secrets={"a": "b"})
+    order = names(made)
+    proc = [op.step for op in made.ops].index("mount proc")
     first = {name: order.index(name) for name in order}
     last = {name: len(order) - 1 - order[::-1].index(name) for name in order}
     # joined before anything is made, so that all of it is charged; the namespace's root is then the sandbox's cgroup
     assert last["cgroup"] < first["unshare"] < first["tmpfs_upper"]
-    # the sandbox's names are in place before they are sealed, and all is sealed before the root is taken
-    assert last["file"] < first["pin"] < first["readonly"] < first["root"]
+    # written, pinned and sealed while a link of the image can't lead into procfs, and before the root is taken
+    assert last["file"] < first["pin"] < first["readonly"] < proc < first["mask"] < first["root"]
     assert last["mask"] < first["root"] < first["enter_userns"]
     # limits on namespaces are written inside, rights go afterwards, the filter is last but for serving
     assert first["enter_userns"] < first["sysctl"] <= last["sysctl"] < first["no_new_privs"]
@@ -63,9 +65,9 @@ def test_a_protected_path_is_pinned_and_must_exist():
 
 def test_descriptors_follow_the_spec():
     assert plan().fds == ("listen", "unified", "netns", "rootfs", "procs:cpu", "procs:memory", "procs:pids")
-    disk = DirUpper(upper=Path("/u/upper"), work=Path("/u/work"))
+    disk = DirUpper(path=Path("/u"))
     made = plan(upper=disk, mounts=(HostMount(source=Path("/srv/x"), target="/x"),))
-    assert made.fds[-3:] == ("upper", "work", "mount:0")
+    assert made.fds[-2:] == ("layer", "mount:0")
     assert "tmpfs_upper" not in names(made)
     pure_v2 = plan_container(container(), controllers=(), unified=True)
     assert pure_v2.fds == ("listen", "unified", "netns", "rootfs")

@@ -72,7 +72,7 @@ def test_composition():
     assert container.nameservers == ()
     assert container.socket_path == Path("/d/run/sb-n1-abc.3.sock")
     opened = made(sandbox(), UpperLayer(kind="btrfs", name="x", path="/u/x"), compiled=compiled({"network": "open"}))
-    assert opened.upper == DirUpper(upper=Path("/u/x/upper"), work=Path("/u/x/work"))
+    assert opened.upper == DirUpper(path=Path("/u/x"))
     assert opened.nameservers == ("10.0.0.1",)
 
 
