@@ -172,6 +172,9 @@ def test_holes_are_listed() -> None:
     text = " ".join(describe(compile_policy(FULL, EVERYTHING))["holes"])
     for word in ("kernel", "reachable", "trace", "ld.so.preload"):
         assert word in text
+    asked = describe(compile_policy(FULL, EVERYTHING), resolvers=["192.0.2.53"])
+    assert any("192.0.2.53" in hole for hole in asked["holes"])
+    assert not any("192.0.2.53" in hole for hole in describe(compile_policy(Policy(), EVERYTHING), resolvers=["192.0.2.53"])["holes"])
     suid = describe(compile_policy(Policy(no_new_privs=False), EVERYTHING))
     assert any("set-uid" in hole for hole in suid["holes"])
     assert "new_privileges" not in {item["clause"] for item in suid["clauses"]}
