@@ -148,7 +148,7 @@ class ContainerBackend:
                 await verify_policy(channel, compiled)
             undo.pop_all()
         handle = live.record.to_handle(spec.id, spec.incarnation)
-        return Started(handle=handle, policy=_describe(compiled))
+        return Started(handle=handle, policy=_describe(compiled, self._host.config.resolvers))
 
     def _blank_record(self, spec: SandboxSpec) -> Record:
         return Record(
@@ -384,6 +384,6 @@ def _make_launcher(host: Host) -> Launcher:
 
 
 @lru_cache(maxsize=64)
-def _describe(compiled: CompiledPolicy) -> Mapping[str, Any]:
+def _describe(compiled: CompiledPolicy, resolvers: tuple[str, ...]) -> Mapping[str, Any]:
     """The effective policy; the same one is shown for all sandboxes under it."""
-    return describe(compiled)
+    return describe(compiled, resolvers=resolvers)
