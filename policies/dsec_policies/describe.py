@@ -47,7 +47,7 @@ def _holes(compiled: CompiledPolicy, resolvers: Sequence[str]) -> list[str]:
     if compiled.network == "open":
         holes.append("every public IPv4 address is reachable on every port by TCP and UDP; names are not checked")
         if resolvers:
-            holes.append(f"the resolvers {', '.join(resolvers)} answer any name on port 53, so questions carry data out")
+            holes.append(f"the resolvers {', '.join(resolvers)} answer any name on port 53: questions carry data out")
     if compiled.policy.profile == "debug":
         holes.append("programs may trace and rewrite each other, other users' too (ptrace, process_vm_*)")
     if not compiled.no_new_privs:

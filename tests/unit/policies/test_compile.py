@@ -174,7 +174,8 @@ def test_holes_are_listed() -> None:
         assert word in text
     asked = describe(compile_policy(FULL, EVERYTHING), resolvers=["192.0.2.53"])
     assert any("192.0.2.53" in hole for hole in asked["holes"])
-    assert not any("192.0.2.53" in hole for hole in describe(compile_policy(Policy(), EVERYTHING), resolvers=["192.0.2.53"])["holes"])
+    closed = describe(compile_policy(Policy(), EVERYTHING), resolvers=["192.0.2.53"])
+    assert not any("192.0.2.53" in hole for hole in closed["holes"])
     suid = describe(compile_policy(Policy(no_new_privs=False), EVERYTHING))
     assert any("set-uid" in hole for hole in suid["holes"])
     assert "new_privileges" not in {item["clause"] for item in suid["clauses"]}
