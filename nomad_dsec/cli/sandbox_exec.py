@@ -186,7 +186,7 @@ def _raw_terminal(*, enabled: bool) -> Iterator[None]:
         return
     before = termios.tcgetattr(0)
     try:
-        tty.setraw(0)
+        tty.setraw(0, termios.TCSADRAIN)  # keeps what was typed ahead
         yield
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
