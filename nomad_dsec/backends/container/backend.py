@@ -7,7 +7,6 @@ What lasts is the handle and the label on the cgroup; what is kept here (`Live`)
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -30,14 +29,15 @@ from nomad_dsec.backends.container.launcher import Slot
 from nomad_dsec.backends.container.live import Live, find_init
 from nomad_dsec.backends.container.native import NativeLauncher
 from nomad_dsec.backends.container.record import BACKEND, Record, owner_label, read_record
+from nomad_dsec.backends.container.self_test import SELF_TEST, self_test
 from nomad_dsec.backends.container.sockets import bind_listener
 from nomad_dsec.backends.container.spec import MIB, ContainerSpec, check_secrets
+from nomad_dsec.backends.container.sweep import sweep
 from nomad_dsec.backends.container.verify import verify_policy
 from nomad_dsec.linux.cgroup_files import Limits as CgroupLimits
 from nomad_dsec.linux.procfs import boot_id
 from nomad_dsec.linux.upper import UpperLayer, adopt_layer, default_inodes
 from nomad_dsec.log import get_log
-from nomad_dsec.model import Handle, SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from nomad_dsec.backends.container.host import ContainerConfig
     from nomad_dsec.backends.container.launcher import Launcher
     from nomad_dsec.guest.channel import GuestChannel
+    from nomad_dsec.model import Handle, SandboxSpec
 
 FREEZE_S: Final = 10.0
 RETRY_S: Final = 30.0
-SELF_TEST: Final = "self-test"
 _log = get_log("container.backend")
 
 
@@ -76,7 +76,7 @@ class ContainerBackend:
     async def fingerprint(self) -> BackendFingerprint:
         """See Backend. Once, a container with an empty root is really started, asked and removed."""
         if self._refusal is None or (self._refusal and time.monotonic() > self._retry_at):
-            self._refusal = await self._self_test()
+            self._refusal = await self_test(self._start, self.stop, self._host.config.data / SELF_TEST)
             self._retry_at = time.monotonic() + RETRY_S
         host = self._host
         return BackendFingerprint(
@@ -92,26 +92,6 @@ class ContainerBackend:
                 "kernel": host.abilities.kernel,
             },
         )
-
-    async def _self_test(self) -> str:
-        root = self._host.config.data / SELF_TEST
-        root.mkdir(mode=0o755, exist_ok=True)
-        spec = SandboxSpec(
-            id=SELF_TEST, incarnation=0, namespace="", digest="", backend=self.name, cpus=1, memory_mib=64, disk_mib=8,
-            pids=32, env={}, cwd="/", user="", hostname=SELF_TEST, qos="latency_sensitive", policy={},
-        )  # fmt: skip
-
-        async def no_journal(_: Handle) -> None:
-            """It is gone before anybody could ask for it."""
-
-        try:
-            started = await self._start(spec, no_journal, Steps(), root)
-            await self.stop(started.handle)
-        except (DsecError, OSError) as error:
-            return str(error)
-        finally:
-            shutil.rmtree(root, ignore_errors=True)
-        return ""
 
     async def start(self, spec: SandboxSpec, journal: Callable[[Handle], Awaitable[None]], steps: Steps) -> Started:
         """See Backend. Cancelled or failing, it removes what it made."""
@@ -340,22 +320,7 @@ class ContainerBackend:
 
     async def sweep(self, keep: Sequence[Handle]) -> list[str]:
         """See Backend."""
-        host = self._host
-        records = [read_record(handle) for handle in keep] + [live.record for live in self._live.values()]
-        names = {str(record.cgroup.get("name")) for record in records} | host.cgroup_pool.idle_names()
-        names |= {live.cgroup.name for live in self._live.values() if live.cgroup is not None}
-        removed = [f"cgroup {name}" for name in await host.cgroups.sweep(names)]
-        links = {str(record.net["link"]) for record in records if record.net.get("link")}
-        removed += [f"link {name}" for name in await host.nets.sweep(links)]
-        layers = {str(record.upper.get("name")) for record in records}
-        removed += [f"upper {name}" for name in await host.uppers.store.sweep(layers)]
-        kept = {record.socket for record in records}
-        for path in sorted(host.config.run.glob("*.sock")):
-            if str(path) not in kept:
-                path.unlink(missing_ok=True)
-                removed.append(f"socket {path}")
-        unmounted = await host.roots.release_unused({record.digest for record in records if record.digest})
-        return removed + [f"mount of {digest}" for digest in unmounted]
+        return await sweep(self._host, list(self._live.values()), [read_record(handle) for handle in keep])
 
     async def close(self) -> None:
         """See Backend."""
