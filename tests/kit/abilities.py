@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kit.vm.machine import kernel
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -196,3 +198,8 @@ def make_prjquota_image(path: Path) -> None:
         file.truncate(64 << 20)
     argv = ["mkfs.ext4", "-q", "-O", "project,quota", "-E", "quotatype=prjquota", str(path)]
     subprocess.run(argv, capture_output=True, timeout=30, check=True)
+
+
+@ability("test-kernel")
+def _test_kernel() -> str:
+    return "" if kernel() else "DSEC_TEST_KERNEL names no kernel for test machines (see tests/kit/vm/machine.py)"

@@ -42,12 +42,13 @@ def flood(path: Path, count: int) -> int:
     return count
 
 
-def as_user(uid: int, act: Callable[..., int], *args: object) -> int:
-    """The result of `act` in a child without privileges: CAP_SYS_RESOURCE would write past a quota."""
+def as_user(uid: int, inside: str, act: Callable[..., int], *args: object) -> int:
+    """The result of `act` in a child in that directory without privileges: CAP_SYS_RESOURCE writes past a quota."""
     child = os.fork()
     if child == 0:
         code = 255
         try:
+            os.chdir(inside)  # which the user can't reach by its path
             os.setgid(uid)
             os.setuid(uid)
             code = act(*args)
@@ -157,12 +158,12 @@ async def test_project_quota_bounds_bytes_and_inodes_of_each_layer(ext4: Path) -
     other = await store.create("sb-2", disk_mib=8, inodes=64, owner=8000)
     assert other.quota_id != layer.quota_id
     assert Path(layer.upper).stat().st_uid == Path(layer.work).stat().st_gid == 7000
-    assert as_user(7000, fill, Path(layer.upper) / "big", 32) == errno.EDQUOT
+    assert as_user(7000, layer.upper, fill, Path("big"), 32) == errno.EDQUOT
     usage = await store.usage(layer, pid=os.getpid())
     assert 7 * MIB < usage.used_bytes <= 8 * MIB
-    assert as_user(8000, fill, Path(other.upper) / "small", 4) == 0
+    assert as_user(8000, other.upper, fill, Path("small"), 4) == 0
     (Path(layer.upper) / "big").unlink()
-    assert 50 < as_user(7000, flood, Path(layer.upper), 200) <= 64
+    assert 50 < as_user(7000, layer.upper, flood, Path(), 200) <= 64
     assert (await store.usage(layer, pid=os.getpid())).used_inodes == 64 + 3
     assert await store.sweep({"sb-2"}) == ["sb-1"]
     await store.remove(layer)

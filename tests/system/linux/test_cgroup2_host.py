@@ -1,0 +1,25 @@
+"""Case E10's other half: the same tests on a machine that has only cgroup2, and whose ext4 has project quotas.
+
+Runs where DSEC_TEST_KERNEL names a kernel (see tests/kit/vm/machine.py); takes about a minute under emulation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.abilities import needs
+from tests.kit.vm.machine import kernel, run_in_machine
+
+
+@needs("qemu-system-x86_64", "cc", "test-kernel")
+@pytest.mark.timeout(500)
+def test_cgroups_and_writable_layers_on_a_cgroup2_host(tmp_path: Path) -> None:
+    image = kernel()
+    assert image is not None
+    options = ["-q", "-p", "no:cacheprovider", "--color=no", "--tb=short", "--timeout=200", "--basetemp=/tmp/bt"]
+    files = ["tests/system/linux/test_cgroup.py", "tests/system/linux/test_upper.py"]
+    said = run_in_machine(tmp_path, image, ["-m", "pytest", *options, *files], timeout_s=450)
+    assert "exit status 0" in said, said[-6000:]
+    assert "ext4-prjquota" not in said, said[-6000:]
