@@ -13,15 +13,15 @@ import pytest
 from dsec_policies.abilities import Ability
 from libdsec.errors import DsecError, PlatformError
 
-from nomad_dsec.backends.container import plan as plans
-from nomad_dsec.backends.container.plan_ops import Op, pack_ops
+from nomad_dsec.backends.container import native
+from nomad_dsec.backends.container.plan_ops import Op, pack_ops, pack_plan
 from tests.attack.marks import IN_SANDBOX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dsec_policies.compiled import CompiledPolicy
-
+    from nomad_dsec.backends.container.plan import Plan
+    from nomad_dsec.backends.container.spec import ContainerSpec
     from tests.kit.sandbox import Machine
 
 pytestmark = IN_SANDBOX
@@ -32,20 +32,31 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], Callable[[Op], bool], str]] = {
 }
 
 
+def tamper(monkeypatch: pytest.MonkeyPatch, change: Callable[[Op], Op | None]) -> None:
+    """Let `change` alter or drop (None) operations of every plan that the native launcher is given."""
+    complete = native.plan_container
+
+    def altered(spec: ContainerSpec, **facts: Any) -> Plan:
+        plan = complete(spec, **facts)
+        index = {name: number for number, name in enumerate(plan.fds)}
+        parts = {
+            part: tuple(new for op in getattr(plan, part) if (new := change(op)) is not None)
+            for part in ("head", "fixed", "own", "tail")
+        }
+        ops = [op for part in parts.values() for op in part]
+        assert ops != list(plan.ops), "the test's own aim: something was changed"
+        packed = pack_plan(len(ops), tuple(pack_ops(part, index) for part in parts.values()))
+        return replace(plan, **parts, packed=packed)
+
+    monkeypatch.setattr(native, "plan_container", altered)
+
+
 @pytest.mark.parametrize("name", LEFT_OUT)
 async def test_a_step_that_did_not_happen_fails_the_create(
     machine: Machine, image: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     policy, dropped, clause = LEFT_OUT[name]
-    complete = plans._tail
-
-    def without(compiled: CompiledPolicy, unified: bool) -> tuple[tuple[Op, ...], bytes]:
-        ops, _ = complete(compiled, unified)
-        kept = tuple(op for op in ops if not dropped(op))
-        assert len(kept) < len(ops), "the test's own aim: something was dropped"
-        return kept, pack_ops(kept, {plans.LISTEN: 0, plans.UNIFIED: 1})
-
-    monkeypatch.setattr(plans, "_tail", without)
+    tamper(monkeypatch, lambda op: None if dropped(op) else op)
     live = len(machine.backend._live)
     with pytest.raises(PlatformError, match=clause) as caught:
         async with machine.sandbox(image, policy):
@@ -74,14 +85,8 @@ async def test_a_host_that_lacks_the_layer_refuses_the_create(
 
 async def test_only_names_below_user_are_sysctls(machine: Machine, image: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """CVE-2022-0811: a setting that reaches the host's core_pattern is refused by the launcher, whoever asks."""
-    complete = plans._tail
-
-    def smuggled(compiled: CompiledPolicy, unified: bool) -> tuple[tuple[Op, ...], bytes]:
-        evil = Op("sysctl", ("kernel/core_pattern", "|/evil"))
-        ops = tuple(evil if op.name == "sysctl" else op for op in complete(compiled, unified)[0])
-        return ops, pack_ops(ops, {plans.LISTEN: 0, plans.UNIFIED: 1})
-
-    monkeypatch.setattr(plans, "_tail", smuggled)
+    evil = Op("sysctl", ("kernel/core_pattern", "|/evil"))
+    tamper(monkeypatch, lambda op: evil if op.name == "sysctl" else op)
     with pytest.raises(PlatformError) as caught:
         async with machine.sandbox(image):
             pass
