@@ -69,14 +69,17 @@ class Sandboxes:
     async def list(
         self, principal: Principal, *, namespace: str, states: Sequence[str], labels: Sequence[str]
     ) -> SandboxList:
-        """All nodes' sandboxes of a namespace ("" is the caller's own, * all); from memory where a node is silent."""
+        """All nodes' sandboxes of a namespace ("" is the caller's own, * all); from memory where a node is silent.
+
+        No states means those that live, as nodes have it, and those that are lost with their node.
+        """
         wanted = namespace or principal.namespace
         if wanted != principal.namespace and not principal.admin:
             raise DeniedError("other_namespace", "this key sees only its own namespace", field="namespace")
         pairs = [_pair(label) for label in labels]
         query = "&".join(
             [f"namespace={quote(wanted, safe='')}"] * (wanted != ALL_NAMESPACES)
-            + [f"state={quote(state, safe='')}" for state in states]
+            + [f"state={','.join(states)}"] * bool(states)
             + [f"label={quote(label, safe='')}" for label in labels]
         )
         live = self._table.live()
@@ -85,7 +88,7 @@ class Sandboxes:
         found = [info for reply in replies if reply is not None for info in reply.sandboxes]
         for node in self._table.all():
             if node.standing is not Standing.LIVE or node.id in silent:
-                known = self._table.roster.on_node(node.id)
+                known = [info for info in self._table.roster.on_node(node.id) if states or info.state in LIVE_STATES]
                 found += [as_lost(info) if node.standing is Standing.LOST else info for info in known]
         kept = [
             info

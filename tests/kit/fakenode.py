@@ -181,7 +181,10 @@ class FakeNode:
 
     async def _list(self, request: web.Request) -> web.Response:
         namespace = request.query.get("namespace")
-        kept = [info for info in self.sandboxes.values() if namespace in (None, info.namespace)]
+        states = [part for part in request.query.get("state", "").split(",") if part] or wire.LIVE_STATES
+        kept = [
+            info for info in self.sandboxes.values() if namespace in (None, info.namespace) and info.state in states
+        ]
         return json_reply(wire.SandboxList(sandboxes=kept))
 
     async def _kill(self, request: web.Request) -> web.Response:
