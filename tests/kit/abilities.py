@@ -176,6 +176,12 @@ def _landlock() -> str:
     return "" if abi > 0 else f"landlock is off: {os.strerror(ctypes.get_errno())}"
 
 
+@ability("landlock-scopes")
+def _landlock_scopes() -> str:
+    abi = ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1)
+    return "" if abi >= 6 else f"landlock has ABI {abi}; scopes came with 6 (Linux 6.12)"
+
+
 @ability("ext4-prjquota")
 def _ext4_prjquota() -> str:
     if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
