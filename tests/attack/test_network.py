@@ -10,10 +10,14 @@ import errno
 import os
 import socket
 import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
+from dsec_policies.abilities import Ability
 
 from tests.attack.marks import IN_SANDBOX
 from tests.kit.abilities import needs
@@ -153,6 +157,46 @@ async def test_abstract_sockets_of_the_host_are_out_of_reach(box: Box, opened: B
             got = await sandbox.attack("abstract", name)
             assert got["errno"] in {errno.ECONNREFUSED, errno.EPERM}
         assert run_bare(attacker, "abstract", name) == {"errno": 0}, "the twin: it listens"
+
+
+LISTEN_ABSTRACT = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.bind("\\0" + sys.argv[1])
+    server.listen(8)
+    print("listening", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def stranger_in_its_network(box: Box, name: str) -> Iterator[None]:
+    """A process of the host's, outside every Landlock domain, that listens in the sandbox's network namespace."""
+    argv = ["nsenter", f"--net=/proc/{box.pid}/ns/net", sys.executable, "-S", "-c", LISTEN_ABSTRACT, name]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as listening:
+        assert listening.stdout is not None
+        assert listening.stdin is not None
+        assert listening.stdout.readline() == b"listening\n"
+        yield
+        listening.stdin.close()
+
+
+@needs("landlock-scopes")
+async def test_the_landlock_scope_holds_where_the_namespace_is_shared(
+    machine: Machine, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second layer alone: whoever shares the network namespace is still out of reach. And the twin without it."""
+    name = "dsec-stranger"
+    async with machine.sandbox(image) as box:
+        with stranger_in_its_network(box, name):
+            assert await box.attack("abstract", name) == {"errno": errno.EPERM}
+    host = machine.backend._host
+    gone = Ability(ok=False, detail="taken away by the test")
+    items = tuple((key, gone if key == "landlock_scopes" else item) for key, item in host.abilities.items)
+    monkeypatch.setattr(host, "abilities", replace(host.abilities, items=items))
+    async with machine.sandbox(image) as box:
+        with stranger_in_its_network(box, name):
+            assert await box.attack("abstract", name) == {"errno": 0}
 
 
 async def test_the_policy_shows_its_network_holes(box: Box, opened: Box) -> None:
