@@ -4,7 +4,10 @@ tarfile (CVE-2007-4559, CVE-2025-4517) in one. Layer: openat2 below the target, 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
+import subprocess
 import tarfile
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +18,8 @@ from libdsec.errors import DsecError
 from tests.attack.marks import IN_SANDBOX
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.kit.sandbox import Box
 
 pytestmark = IN_SANDBOX
@@ -73,6 +78,43 @@ async def test_an_upload_stays_below_its_target(box: Box, name: str, user: str) 
     except DsecError as refused:
         assert refused.message
     assert await box.shell(f"cat {CANARY}") == "good"
+
+
+RACE_MS = 2500
+
+
+async def test_an_upload_stays_below_its_target_while_names_change(box: Box) -> None:
+    """CVE-2018-15664: a directory and a link out of the target change places while the upload runs."""
+    await box.shell("cd /work; rm -rf in outside; mkdir -p in/sub outside; ln -s ../outside in/link")
+    race = asyncio.ensure_future(box.run("/usr/bin/attack", "flip", "/work/in/sub", "/work/in/link", RACE_MS))
+    tree = archive(*(member(f"sub/file{number}") for number in range(50)))
+    uploads = 0
+    while not race.done():
+        # Refused is fine: the target is a link at that moment.
+        with contextlib.suppress(DsecError):
+            await box.channel.upload_tree("/work/in", tree)
+        uploads += 1
+    flips = int((await race).stdout.split()[1])
+    assert flips > 1000
+    assert uploads > 5
+    stray = await box.shell("cd /work/outside; echo file*")
+    assert stray == "file*", "nothing of the tree landed outside its target"
+
+
+def test_twin_a_check_before_the_write_loses_that_race(attacker: Path, tmp_path: Path) -> None:
+    """What a tool does that looks first and writes then."""
+    target, outside = tmp_path / "in", tmp_path / "outside"
+    (target / "sub").mkdir(parents=True)
+    outside.mkdir()
+    (target / "link").symlink_to(outside)
+    argv = [str(attacker), "flip", str(target / "sub"), str(target / "link"), str(RACE_MS)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as race:
+        while race.poll() is None and not any(outside.iterdir()):
+            place = target / "sub" / "file"
+            if not (target / "sub").is_symlink():
+                place.write_bytes(b"evil")
+        race.kill()
+    assert any(outside.iterdir())
 
 
 async def test_special_files_of_an_upload_are_skipped_and_named(box: Box) -> None:

@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MAX_RUNS 4096
@@ -251,6 +252,22 @@ static int v_shocker(int argc, char **argv)
 	return say_errno("errno", open_by_handle_at(mount, &space.handle, O_RDONLY));
 }
 
+/* flip A B MILLISECONDS: exchange two names as fast as it goes. */
+static int v_flip(int argc, char **argv)
+{
+	struct timespec now, end;
+	long long flips = 0, ms = argc > 2 ? number(argv[2]) : 0;
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	end.tv_sec += ms / 1000;
+	end.tv_nsec += ms % 1000 * 1000000;
+	do {
+		for (int i = 0; i < 64; i++)
+			flips += syscall(SYS_renameat2, AT_FDCWD, argv[0], AT_FDCWD, argv[1], 2 /* RENAME_EXCHANGE */) == 0;
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (now.tv_sec < end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec < end.tv_nsec));
+	return say("flips", flips);
+}
+
 /* ids: who we are, for set-uid copies. */
 static int v_ids(int argc, char **argv)
 {
@@ -270,5 +287,5 @@ static int v_jit(int argc, char **argv)
 const struct verb call_verbs[] = {
 	{"sys", v_sys}, {"open", v_open}, {"peek", v_peek}, {"ioctl", v_ioctl}, {"swapext", v_swapext},
 	{"clone", v_clone}, {"clone3", v_clone3}, {"int80", v_int80}, {"tamper", v_tamper}, {"kill", v_kill},
-	{"overwrite", v_overwrite}, {"lower_oom", v_lower_oom}, {"fds", v_fds}, {"shocker", v_shocker}, {"ids", v_ids}, {"jit", v_jit}, {NULL, NULL},
+	{"overwrite", v_overwrite}, {"lower_oom", v_lower_oom}, {"fds", v_fds}, {"flip", v_flip}, {"shocker", v_shocker}, {"ids", v_ids}, {"jit", v_jit}, {NULL, NULL},
 };
