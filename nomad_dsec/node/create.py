@@ -259,6 +259,7 @@ class Creator:
             log.error("a create failed", sandbox=row.id, step=steps.current, error=repr(error))
             await self._clean(entry, steps.current or "queue", entry.error)
             raise entry.error from error
+        log.info("a sandbox is ready", sandbox=row.id, backend=row.backend, took_ms=round(steps.ms["start"], 1))
         self._node.metrics.created(row.backend, "ok")
         self._node.metrics.observe_steps(row.backend, entry.row.timings_ms)
 

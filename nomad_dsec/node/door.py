@@ -103,7 +103,10 @@ class Door:
 
     async def _finish(self, entry: Entry) -> None:
         node, row = self._node, entry.row
-        await self._write_anyway(entry, state=row.end_state, handle=None, ended_at=node.clock.now())
+        # What is long goes too: thousands of ended ones are remembered, for their reasons.
+        await self._write_anyway(
+            entry, state=row.end_state, handle=None, ended_at=node.clock.now(), env={}, effective_policy={}
+        )
         node.capacity.release(row.id)
         if entry.watching is not None and entry.watching is not asyncio.current_task():
             entry.watching.cancel()

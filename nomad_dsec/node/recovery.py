@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from libdsec.errors import DsecError
 
 from nomad_dsec.backends.base import Fate
@@ -38,6 +39,7 @@ class Recovery:
         self._door = door
         self._supervisor = supervisor
         self._same_boot = True
+        self._policies: dict[bytes, dict[str, Any]] = {}
 
     async def run(self, rows: list[Row]) -> dict[str, int]:
         """Bring memory and machine in line with the journal; returns how many came to which state."""
@@ -60,6 +62,9 @@ class Recovery:
         return counts
 
     def _entry(self, row: Row) -> Entry:
+        # One policy stands in thousands of rows; in memory it is one object, as it was before the restart.
+        shared = self._policies.setdefault(msgspec.json.encode(row.effective_policy), row.effective_policy)
+        row = replace(row, effective_policy=shared)
         entry = Entry(row=row)
         self._node.entries[row.id] = entry
         if is_live(row.state):

@@ -51,7 +51,7 @@ async def test_a_burst_with_random_cancels_leaves_what_was_handed_over(daemon):
 
 async def test_hundreds_of_callers_meet_no_error_and_leave_no_descriptor(daemon):
     async with daemon.client() as client:
-        boxes = [info["id"] for info in await client.create(4)]
+        boxes = [info["id"] for info in await client.create(4, pids=512, memory_mib=256)]
         await client.exec(boxes[0], "true")
     async with daemon.client() as client:
         before = _open_files(daemon)
