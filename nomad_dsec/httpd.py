@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from aiohttp import web
-from libdsec.errors import DeniedError, DsecError, ErrorBody, PlatformError, UsageError
+from libdsec.errors import DeadlineExceeded, DeniedError, DsecError, ErrorBody, PlatformError, UsageError
 
 from nomad_dsec.ids import new_request_id
 from nomad_dsec.log import get_log
@@ -24,6 +24,7 @@ log = get_log(__name__)
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 JSON_TYPE = "application/json"
+BODY_TIMEOUT_S = 120.0
 _encoder = msgspec.json.Encoder()
 
 
@@ -65,7 +66,16 @@ def decode_json(body: bytes, kind: type[T]) -> T:
 
 
 async def read_body(request: web.Request, *, max_bytes: int) -> bytes:
-    """The whole body, or UsageError body_too_large."""
+    """The whole body, or UsageError body_too_large, or DeadlineExceeded body_timeout when the client dawdles."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _read_body(request, max_bytes)
+    except TimeoutError as late:
+        message = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
+        raise DeadlineExceeded("body_timeout", message, hint="is the connection that slow?", field="body") from late
+
+
+async def _read_body(request: web.Request, max_bytes: int) -> bytes:
     if request.content_length is not None and request.content_length > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []

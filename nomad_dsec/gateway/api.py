@@ -69,7 +69,8 @@ class Route:
     """One operation.
 
     kind: local (the gateway answers), verb (the node answers with a SandboxInfo that is noted), relay (bytes pass),
-    websocket, public (no key needed). request, reply: a wire type, or a media type for raw bytes.
+    websocket, public (no key needed). request, reply: a wire type, or a media type for raw bytes. messages: what goes
+    over a WebSocket.
     """
 
     method: str
@@ -82,8 +83,15 @@ class Route:
     query: tuple[Query, ...] = ()
     admin: bool = False
     max_bytes: int | None = JSON_MAX
+    messages: str = ""
 
 
+_OUTPUT = (
+    "From the server: binary messages of 1 byte stream (1 stdout, 2 stderr), 8 bytes big-endian offset, data; JSON "
+    "texts of type started, gap (from, to: output that was dropped), exited (an ExecReply without output), error. "
+    "From the client: binary messages are stdin; JSON texts of type close_stdin, signal (signal, tree), resize (rows, "
+    "cols). Closing detaches; the command goes on."
+)
 _S = "/v1/sandboxes/{sandbox}"
 _PATH = Query(name="path", help="absolute path; bytes that are not UTF-8 percent-encoded", required=True)
 _NAMESPACE = Query(name="namespace", help="for admin keys: another namespace, or * for all")
@@ -162,7 +170,13 @@ ROUTES: tuple[Route, ...] = (
     _r(f"GET {_S}/metrics", "sandbox_metrics", "Its use now", "relay", reply=wire.Metrics),
     _r(f"GET {_S}/network", "network", "Its effective network policy", "relay", reply=wire.NetworkInfo),
     _r(f"GET {_S}/plan", "plan", "The operations that made it", "relay", reply=list[dict[str, Any]]),
-    _r(f"GET {_S}/execs/stream", "exec_spawn", "Start a command on a WebSocket", "websocket"),
+    _r(
+        f"GET {_S}/execs/stream",
+        "exec_spawn",
+        "Start a command on a WebSocket",
+        "websocket",
+        messages="The client's first text is an ExecRequest. " + _OUTPUT,
+    ),
     _r(f"GET {_S}/execs", "exec_list", "Execs it remembers", "relay", reply=wire.ExecList),
     _r(f"GET {_S}/execs/{{exec_id}}", "exec_info", "State and kept output of an exec", "relay", reply=wire.ExecReply),
     _r(
@@ -178,6 +192,7 @@ ROUTES: tuple[Route, ...] = (
         "exec_attach",
         "Attach to an exec on a WebSocket",
         "websocket",
+        messages=_OUTPUT,
         query=_SINCE,
     ),
     _r(f"GET {_S}/files", "file_read", "Read a file", "relay", reply=BYTES, query=_READ),
@@ -217,6 +232,7 @@ ROUTES: tuple[Route, ...] = (
         "file_watch",
         "Changes below a path, on a WebSocket",
         "websocket",
+        messages="From the server: one JSON text a WatchEvent.",
         query=(_PATH, Query(name="recursive", help="1: all below", schema="integer")),
     ),
     _r("GET /v1/images", "images", "Images that nodes have", "local", reply=wire.ImageList),

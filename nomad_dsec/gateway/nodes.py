@@ -132,16 +132,18 @@ class NodeTable:
         )
 
     def infos(self) -> list[NodeInfo]:
-        """Every node as last heard, stale ones marked, those never heard with what is wrong as `version`."""
+        """Every node as last heard, stale ones marked, those never heard with their former name."""
         infos = []
         for node in self.all():
             if node.info is not None:
                 stale, address = node.standing is not Standing.LIVE, node.client.endpoint.name
-                infos.append(msgspec.structs.replace(node.info, stale=stale, address=address))
+                infos.append(msgspec.structs.replace(node.info, stale=stale, address=address, error=node.error))
         names = {endpoint: node for node, endpoint in self.remembered.items()}
         for node in self.unheard():
             address = node.client.endpoint.name
-            infos.append(NodeInfo(node=names.get(address, ""), address=address, stale=True, version=node.error or "?"))
+            infos.append(
+                NodeInfo(node=names.get(address, ""), address=address, stale=True, error=node.error or "not heard yet")
+            )
         return infos
 
     def unasked(self) -> list[str]:

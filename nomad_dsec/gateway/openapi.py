@@ -90,7 +90,7 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
 
 def _success(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     if route.kind == "websocket":
-        return {"101": {"description": "a WebSocket; its messages are described in docs/api.md"}}
+        return {"101": {"description": route.messages}}
     return {"200": {"description": "done", "content": _content(route.reply, schema_of)}}
 
 

@@ -305,7 +305,7 @@ class NodeCapacity(_Reply, kw_only=True):
 
 
 class NodeInfo(_Reply, kw_only=True):
-    """A node daemon's view of itself; rides on heartbeats and replies."""
+    """A node daemon's view of itself; rides on heartbeats and replies. `error`: why a gateway can't ask it."""
 
     node: str
     version: str = ""
@@ -319,6 +319,7 @@ class NodeInfo(_Reply, kw_only=True):
     seq: int = 0
     seen_at: float = 0.0
     stale: bool = False
+    error: str = ""
 
 
 class NodeList(_Reply, kw_only=True):

@@ -111,7 +111,7 @@ async def test_two_nodes_of_one_name_are_not_mixed(tmp_path):
 
         async def told() -> list[dict]:
             nodes = (await admin.ok("GET", "/v1/nodes"))["nodes"]
-            return [info for info in nodes if "both call themselves n1" in info.get("version", "")]
+            return [info for info in nodes if "both call themselves n1" in info.get("error", "")]
 
         assert len(await until(told)) == 1
         await admin.create(count=3)
@@ -123,7 +123,7 @@ async def test_a_wrong_token_is_named_and_is_not_the_clients_401(tmp_path):
         wrong = StaticSource([Endpoint(url=node.endpoint.url, token="wrong")])
         async with running_gateway(tmp_path / "gw", node, source=wrong) as gateway, calling(gateway) as admin:
             (info,) = (await admin.ok("GET", "/v1/nodes"))["nodes"]
-            assert "does not accept the gateway's token" in info["version"]
+            assert "does not accept the gateway's token" in info["error"]
             assert (await admin.error("GET", f"/v1/sandboxes/sb-n1-{'a' * 16}")).code == "node_unreachable"
 
 

@@ -10,7 +10,7 @@ from aiohttp import WSMsgType, web
 from libdsec.errors import StateError
 
 from tests.kit.fakenode import FakeNode, cut
-from tests.kit.gateways import calling, running_gateway
+from tests.kit.gateways import ADMIN, calling, running_gateway
 
 MIB = 1024 * 1024
 EXEC = "POST /v1/sandboxes/{id}/execs"
@@ -59,6 +59,17 @@ async def test_files_of_any_size_come_and_go_unchanged(admin, box, size):
     async with admin.session.request("GET", aiohttp.client.URL(f"{box}/files?path=/a%20b%ff", encoded=True)) as reply:
         assert hashlib.sha256(await reply.read()).digest() == hashlib.sha256(content).digest()
         assert reply.headers["X-Dsec-Size"] == str(size)
+
+
+async def test_raw_bytes_in_a_request_line_go_no_further(admin, box, node):
+    address = admin.session._base_url
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(f"GET {box}/files?path=/".encode() + b"\xff HTTP/1.1\r\nHost: x\r\n")
+    writer.write(f"Authorization: Bearer {ADMIN}\r\nConnection: close\r\n\r\n".encode())
+    reply = await asyncio.wait_for(reader.read(), 8)
+    writer.close()
+    assert reply.split(b"\r\n")[0].endswith(b" 400 Bad Request")
+    assert node.calls["GET /v1/sandboxes/{id}/files"] == 0
 
 
 async def test_an_error_of_the_node_passes_unchanged(admin, box, node):
