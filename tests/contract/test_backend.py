@@ -234,6 +234,16 @@ async def test_a_full_disk_is_enospc_and_nothing_more(room: Room):
     assert (await room.backend.stats(handle)).oom_kills == 0
 
 
+async def test_files_everywhere_leave_memory_to_programs(room: Room):
+    """Layer and /dev/shm may lie in memory: full, they must not starve what runs, dsec-init first of all."""
+    handle = await room.start(memory_mib=32, disk_mib=64)
+    await room.shell(handle, "dd if=/dev/zero of=/dev/shm/f bs=64k; dd if=/dev/zero of=/work/f bs=64k")
+    assert await room.shell(handle, "echo alive") == "alive"
+    outcome = await room.run(handle, "/bin/bash", "-c", 'a=(); while :; do a+=("$(printf %1000000s)"); done')
+    assert outcome.signal == signal.SIGKILL
+    assert await room.shell(handle, "echo alive") == "alive"
+
+
 async def test_inodes_are_bounded(room: Room):
     handle = await room.start(disk_mib=8)
     await room.shell(handle, "cd /work; for i in {1..20000}; do : > f$i || break; done", timeout_s=60)

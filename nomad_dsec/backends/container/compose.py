@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from nomad_dsec.model import SandboxSpec
 
 SHM_MAX_BYTES: Final = 64 * MIB
+LOG_MIN_BYTES: Final = 4 * MIB
+LOG_MAX_BYTES: Final = 64 * MIB
 HOSTNAME_BYTES: Final = 63
 
 
@@ -34,12 +36,23 @@ def limits_of(spec: SandboxSpec) -> Limits:
     )
 
 
+def shm_bytes(spec: SandboxSpec) -> int:
+    """Size of /dev/shm: an eighth of the memory, as it is charged to it, and at most 64 MiB."""
+    return min(SHM_MAX_BYTES, spec.memory_mib * MIB // 8)
+
+
+def log_bytes(spec: SandboxSpec) -> int:
+    """What dsec-init may keep of output. It is part of its size, and the largest process is the first to be killed."""
+    return min(LOG_MAX_BYTES, max(LOG_MIN_BYTES, spec.memory_mib * MIB // 16))
+
+
 def tmpfs_bytes(spec: SandboxSpec) -> int:
-    """Size of a layer in memory. It is charged to the sandbox, so a disk as large as the memory would end in the OOM
-    killer instead of ENOSPC: a quarter of the memory, at least 16 MiB of it, stays for programs.
+    """Size of a layer in memory. It is charged to the sandbox, so files as large as the memory would end in the OOM
+    killer instead of ENOSPC: with layer and /dev/shm full, a quarter of the memory, or 16 MiB, is left to programs.
     """
-    memory_mib = max(spec.memory_mib - max(spec.memory_mib // 4, 16), spec.memory_mib // 2)
-    return min(spec.disk_mib, memory_mib) * MIB
+    memory = spec.memory_mib * MIB
+    files = max(memory - max(memory // 4, 16 * MIB), memory // 2)
+    return min(spec.disk_mib * MIB, files - shm_bytes(spec))
 
 
 def upper_of(spec: SandboxSpec, layer: UpperLayer) -> Upper:
@@ -74,7 +87,8 @@ def compose(
         env=spec.env,
         cwd=spec.cwd or "/",
         user=spec.user or "0",
-        shm_bytes=min(SHM_MAX_BYTES, spec.memory_mib * MIB // 2),
+        shm_bytes=shm_bytes(spec),
+        log_bytes=log_bytes(spec),
         nameservers=resolvers if compiled.network == "open" else (),
         secrets=spec.secrets,
     )

@@ -80,7 +80,7 @@ class OciLauncher:
 
     async def launch(self, spec: ContainerSpec, slot: Slot, listen_fd: int) -> Launched:
         """See Launcher.launch."""
-        ops = oci_bundle.inside_ops(spec.policy, unified=slot.cgroup_fd >= 0)
+        ops = oci_bundle.inside_ops(spec, unified=slot.cgroup_fd >= 0)
         packed = oci_bundle.pack_inside(ops)
         with ExitStack() as opened:
             plan_fd = make_memfd("dsec-plan", packed, opened)

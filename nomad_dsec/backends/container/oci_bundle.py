@@ -21,8 +21,6 @@ from nomad_dsec.backends.container.spec import SECRETS_DIR, UID_RANGE, DirUpper
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dsec_policies.compiled import CompiledPolicy
-
     from nomad_dsec.backends.container.spec import ContainerSpec
 
 OCI_VERSION: Final = "1.0.2"
@@ -122,8 +120,9 @@ def _mounts(spec: ContainerSpec) -> list[dict[str, Any]]:
     ]
 
 
-def inside_ops(policy: CompiledPolicy, *, unified: bool) -> tuple[Op, ...]:
+def inside_ops(spec: ContainerSpec, *, unified: bool) -> tuple[Op, ...]:
     """What dsec-init does as the bundle's process, in order."""
+    policy = spec.policy
     rules = policy.landlock
     ops: list[Op] = []
     if not rules.is_empty:
@@ -135,7 +134,7 @@ def inside_ops(policy: CompiledPolicy, *, unified: bool) -> tuple[Op, ...]:
     last = [Op("caps", (policy.init_capabilities, policy.capabilities)), Op("seccomp", (policy.seccomp,))]
     ops += last if policy.no_new_privs else reversed(last)
     flags = (INIT_NO_NEW_PRIVS if policy.no_new_privs else 0) | INIT_OOM_PROTECT
-    ops.append(Op("serve", (LISTEN, UNIFIED if unified else "", flags)))
+    ops.append(Op("serve", (LISTEN, UNIFIED if unified else "", flags, spec.log_bytes)))
     return tuple(ops)
 
 
@@ -183,5 +182,5 @@ def describe(spec: ContainerSpec, facts: HostFacts, *, unified: bool) -> list[di
     return [
         {"op": "stage", **prepared},
         {"op": "config.json", **render_config(spec, facts)},
-        *(op.to_json() for op in inside_ops(spec.policy, unified=unified)),
+        *(op.to_json() for op in inside_ops(spec, unified=unified)),
     ]

@@ -96,7 +96,7 @@ def plan_container(spec: ContainerSpec, *, controllers: tuple[str, ...], unified
     head = _head(spec, controllers, unified=unified)
     own = _own(spec)
     fixed, fixed_packed = _fixed(spec.shm_bytes, spec.policy.devices)
-    tail, tail_packed = _tail(spec.policy, unified)
+    tail, tail_packed = _tail(spec.policy, spec.log_bytes, unified)
     packed = pack_plan(
         len(head) + len(own) + len(fixed) + len(tail),
         (pack_ops(head, index), pack_ops(own, index), fixed_packed, tail_packed),
@@ -175,8 +175,8 @@ def _own(spec: ContainerSpec) -> tuple[Op, ...]:
 
 
 @lru_cache(maxsize=64)
-def _tail(policy: CompiledPolicy, unified: bool) -> tuple[tuple[Op, ...], bytes]:
-    """What takes rights away: a function of the policy alone, so it is packed once for all its sandboxes."""
+def _tail(policy: CompiledPolicy, log_bytes: int, unified: bool) -> tuple[tuple[Op, ...], bytes]:
+    """What takes rights away: alike for all sandboxes of one policy and size, so it is packed once for them."""
     ops = [Op("mask", (path,)) for path in policy.masked_paths]
     ops += [Op("readonly", (p, 0, ATTR_RDONLY | SEALED)) for p in policy.read_only_paths if p != MOUNTED_READ_ONLY]
     ops += [Op("oom_score", (OOM_PROTECT + 1000,)), Op("root")]
@@ -194,6 +194,6 @@ def _tail(policy: CompiledPolicy, unified: bool) -> tuple[tuple[Op, ...], bytes]
     last = [Op("caps", (policy.init_capabilities, policy.capabilities)), Op("seccomp", (policy.seccomp,))]
     ops += last if policy.no_new_privs else reversed(last)
     flags = (INIT_NO_NEW_PRIVS if policy.no_new_privs else 0) | INIT_OOM_PROTECT
-    ops.append(Op("serve", (LISTEN, UNIFIED if unified else "", flags)))
+    ops.append(Op("serve", (LISTEN, UNIFIED if unified else "", flags, log_bytes)))
     # The descriptors that the tail names come first in every plan, so their numbers are the same for all.
     return tuple(ops), pack_ops(ops, {LISTEN: 0, UNIFIED: 1})

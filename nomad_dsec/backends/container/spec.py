@@ -76,6 +76,7 @@ class ContainerSpec:
     """One container. `rootfs` is the mounted, shared, read-only image; `uid_base` is host id of inside's root.
 
     runtime_dir: host directory, mode 0700, in which this incarnation has its listening socket and nothing else.
+    shm_bytes: size of /dev/shm; log_bytes: what dsec-init keeps of all execs' output; both are charged to the memory.
     env, cwd, user: the defaults of execs, which the node passes with each; launchers only need them for show.
     """
 
@@ -92,6 +93,7 @@ class ContainerSpec:
     cwd: str = "/"
     user: str = "0"
     shm_bytes: int = 64 * MIB
+    log_bytes: int = 64 * MIB
     nameservers: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     mounts: tuple[HostMount, ...] = ()

@@ -86,8 +86,8 @@ void child_reset(void)
 	sigset_t none;
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
-	if (options.flags & INIT_OOM_PROTECT)
-		write_file("/proc/self/oom_score_adj", "0");
+	/* Where PID 1 may not lower its own score (no CAP_SYS_RESOURCE), programs raise theirs: either way they go first. */
+	write_file("/proc/self/oom_score_adj", options.flags & INIT_OOM_PROTECT ? "0" : "500");
 }
 
 static char *text_file(const char *path)

@@ -69,5 +69,6 @@ int inside_main(int argc, char **argv)
 	options.cgroup_fd = l.cgroup_fd;
 	options.exec_caps = l.exec_caps;
 	options.flags = l.exec_flags;
+	options.log_bytes = l.log_bytes;
 	return init_serve(&options);
 }

@@ -183,6 +183,7 @@ static _Noreturn void run_sandbox(struct launch *l, struct plan *p, uint8_t *byt
 	keep_only(l->listen_fd, l->cgroup_fd);
 	options.exec_caps = caps;
 	options.flags = l->exec_flags;
+	options.log_bytes = l->log_bytes;
 	_exit(init_serve(&options));
 }
 

@@ -68,6 +68,7 @@ struct launch {
 	uint64_t uid_base;
 	uint64_t exec_caps;
 	uint32_t exec_flags;
+	uint64_t log_bytes;
 	const char *detail;
 };
 
@@ -122,7 +123,7 @@ enum op_code {
 	OP_CAPS = 27,        /* n PID 1's mask, n execs' mask */
 	OP_SECCOMP = 28,     /* b struct sock_filter[] */
 	OP_PIN = 29,         /* s path: no component of it can be renamed or removed inside */
-	OP_SERVE = 30,       /* n fd of the listener, n fd of the cgroup2 directory or NO_FD, n flags for execs */
+	OP_SERVE = 30,       /* n fd of the listener, n fd of the cgroup2 directory or NO_FD, n flags for execs, n bytes for their output logs */
 	OP_DISK_UPPER = 31,  /* n fd of a detached mount that holds upper/ and work/ */
 };
 #define NO_FD 0xffffffffu

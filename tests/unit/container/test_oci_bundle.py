@@ -61,8 +61,8 @@ def test_dsec_init_takes_rights_away_as_with_the_native_launcher(policy: dict[st
     spec = container(policy)
     taken = {"landlock", "no_new_privs", "landlock_self", "caps", "seccomp", "serve"}
     native = [op for op in plan_container(spec, controllers=("cpu",), unified=True).ops if op.name in taken]
-    assert list(inside_ops(spec.policy, unified=True)) == native
-    assert HEADER.unpack_from(pack_inside(inside_ops(spec.policy, unified=True)))[:3] == (PLAN_MAGIC, 1, len(native))
+    assert list(inside_ops(spec, unified=True)) == native
+    assert HEADER.unpack_from(pack_inside(inside_ops(spec, unified=True)))[:3] == (PLAN_MAGIC, 1, len(native))
 
 
 def test_masks_and_read_only_paths() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from libdsec.errors import PlatformError, UsageError
 
-from nomad_dsec.backends.container.compose import compose, tmpfs_bytes
+from nomad_dsec.backends.container.compose import compose, log_bytes, shm_bytes, tmpfs_bytes
 from nomad_dsec.backends.container.record import Record, owner_label, read_record
 from nomad_dsec.backends.container.spec import MIB, DirUpper, HostMount, TmpfsUpper, check_mounts, check_secrets
 from nomad_dsec.linux.upper_layer import UpperLayer
@@ -52,9 +52,12 @@ def test_good_mounts_pass():
     check_mounts((HostMount(source=Path("/srv/data/a"), target="/mnt/a"),), ROOTS)
 
 
-@pytest.mark.parametrize(("memory", "disk", "size"), [(512, 1024, 384), (512, 64, 64), (64, 64, 48), (16, 64, 8)])
+@pytest.mark.parametrize(("memory", "disk", "size"), [(512, 1024, 320), (512, 64, 64), (64, 64, 40), (16, 64, 6)])
 def test_a_layer_in_memory_leaves_memory_to_programs(memory, disk, size):
-    assert tmpfs_bytes(sandbox(memory_mib=memory, disk_mib=disk)) == size * MIB
+    spec = sandbox(memory_mib=memory, disk_mib=disk)
+    assert tmpfs_bytes(spec) == size * MIB
+    assert tmpfs_bytes(spec) + shm_bytes(spec) <= memory * MIB * 3 // 4
+    assert log_bytes(spec) <= max(4 * MIB, memory * MIB // 16)
 
 
 def made(spec, layer, **changes):
