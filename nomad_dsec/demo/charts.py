@@ -100,11 +100,6 @@ def timeline(rollouts: Sequence[Rollout], *, killed_at: float | None, back_at: f
     height = top + row * len(rollouts) + 26
     scale = (_WIDTH - left - 8) / last
     parts = [_open(_WIDTH, height)]
-    if killed_at is not None:
-        wide = max(((back_at or killed_at) - killed_at) * scale, 1.5)
-        bottom = top + row * len(rollouts)
-        parts.append(_rect(left + killed_at * scale, top - 6, wide, bottom - top + 6, "outage", "no node daemon"))
-        parts.append(_text(left + killed_at * scale, 11, "SIGKILL of the node daemon", "middle", "label"))
     for at, rollout in enumerate(rollouts):
         y = top + at * row
         reward = "masked" if rollout.reward is None else f"{rollout.reward:.2f}"
@@ -114,6 +109,12 @@ def timeline(rollouts: Sequence[Rollout], *, killed_at: float | None, back_at: f
             tip = f"{rollout.agent}: {step.kind}, {step.outcome}, {(step.end - step.begin) * 1000:.0f} ms"
             wide = max((step.end - step.begin) * scale, 0.6)
             parts.append(_rect(left + step.begin * scale, y + 2, wide, row - 4, shade, tip))
+    if killed_at is not None:  # over the rows: every bar that crosses it is a command that outlived the daemon
+        x, bottom = left + killed_at * scale, top + row * len(rollouts)
+        wide = max(((back_at or killed_at) - killed_at) * scale, 1.5)
+        parts.append(_rect(x, top - 6, wide, bottom - top + 6, "outage", "no node daemon"))
+        parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{top - 6}" y2="{bottom}"/>')
+        parts.append(_text(x, 11, "SIGKILL of the node daemon", "middle", "label"))
     base = top + row * len(rollouts) + 4
     for share in range(5):
         at_s = last * share / 4

@@ -49,7 +49,7 @@ class Outcome:
     @property
     def sandboxes(self) -> int:
         """How many were made in all."""
-        return len(self.rollouts) + len(self.latencies.create_ms) + self.latencies.burst
+        return len(self.rollouts) + 1 + len(self.latencies.create_ms) + self.latencies.burst
 
     def summary(self) -> list[tuple[str, str]]:
         """Rows of the summary, for the terminal and the report."""
@@ -62,6 +62,7 @@ class Outcome:
             ("backend", self.backend),
             ("sandboxes made", str(self.sandboxes)),
             ("create + kill, 16 at a time", f"{found.burst_rate:.0f} /s"),
+            ("first create, which mounts the image", f"{found.first_ms:.0f} ms"),
             ("create, p50 / p99", pair(found.create_ms, 1)),
             ("exec round trip, p50 / p99", pair(found.exec_ms, 2)),
             ("kill, p50", f"{percentile(found.kill_ms, 50):.1f} ms"),

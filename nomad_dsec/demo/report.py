@@ -37,7 +37,7 @@ svg .tick { fill:var(--soft); font-size:10.5px } .bar { fill:var(--accent); opac
   stroke-dasharray:3 3 } .axis,.grid { stroke:var(--line) } .good { fill:var(--good) } .part { fill:var(--part) }
 .bad { fill:var(--bad) } .mean { stroke:var(--ink); stroke-width:1.5; opacity:.5 } .fault { fill:var(--bad) }
 .setup { fill:var(--setup) } .exec { fill:var(--accent) } .file { fill:var(--file) } .grade { fill:var(--grade) }
-.timeout { fill:var(--part) } .oom { fill:var(--bad) } .outage { fill:var(--bad); opacity:.18 }
+.timeout { fill:var(--part) } .oom { fill:var(--bad) } .outage { fill:var(--bad); opacity:.3 }
 .hue0 { fill:#2f6fde } .hue1 { fill:#1f9d66 } .hue2 { fill:#d99a1b } .hue3 { fill:#7a58c9 } .hue4 { fill:#c8463f }
 .hue5 { fill:#2aa5b8 } .hue6 { fill:#8a6d3b } .hue7 { fill:#8d99ae }
 .key span { margin-right:16px; color:var(--soft); font-size:13px } .key i { display:inline-block; width:10px;

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 HOME = Path(__file__).parent / "task"
 REPOSITORY = "/work/tally"
-GRADE_TIMEOUT_S = 15.0
+GRADE_CPU_S = 5  # what the program itself may use; time that it waits for a busy machine is not held against it
+GRADE_TIMEOUT_S = 180.0
 _GIT = "git -c user.name=tally -c user.email=tally@localhost -c init.defaultBranch=main -c commit.gpgsign=false"
 
 
@@ -77,7 +78,7 @@ async def set_up(sandbox: AsyncSandbox) -> None:
 
 
 async def grade(sandbox: AsyncSandbox, task: Task) -> float:
-    """The share of the task's tests that pass, 0 when they don't end in time.
+    """The share of the task's tests that pass, 0 when they use too much CPU.
 
     The tests and the grader come from here, so what the agent did to its copies does not count.
     """
@@ -88,6 +89,7 @@ async def grade(sandbox: AsyncSandbox, task: Task) -> float:
         ["python3", "/work/grade.py", task.test, "/work/grade.json"],
         cwd=REPOSITORY,
         env={"PYTHONPATH": REPOSITORY},
+        rlimits={"cpu": GRADE_CPU_S},
         timeout_s=GRADE_TIMEOUT_S,
     )
     if not result.ok:
