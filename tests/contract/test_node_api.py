@@ -309,6 +309,30 @@ async def test_what_is_shown_of_a_sandbox_and_the_node(client, box):
     assert await client.metric("dsec_node_step_seconds_count") > 0
 
 
+@pytest.mark.parametrize("daemon", [pytest.param("container", marks=needs(*CONTAINER_NEEDS))], indirect=True)
+async def test_out_of_memory_is_told_from_a_kill(client, box):
+    hog = "dd if=/dev/zero of=/dev/null bs=300M count=1"
+    done = await client.exec(box, hog.split())
+    assert (done.get("signal"), done.get("oom_killed")) == (9, True)
+    done = await client.exec(box, f"{hog}; exit $?")
+    assert (done.get("exit_code"), done.get("oom_killed")) == (137, True)
+    for cmd in ("kill -9 $$", "exit 137"):
+        assert "oom_killed" not in await client.exec(box, cmd)
+
+
+async def test_a_draining_node_takes_nothing_new_and_keeps_what_runs(client, box):
+    assert (await client.call("POST", "/v1/node/drain", {})).ok()["draining"]
+    try:
+        refused = await client.call("POST", "/v1/sandboxes", client.body(client.daemon.new_ids()))
+        assert (refused.status, refused.error["code"]) == (503, "draining")
+        assert (await client.exec(box, "echo on"))["stdout"] == "b24K"
+    finally:
+        node = (await client.call("POST", "/v1/node/drain", {"on": False})).ok()
+    assert "draining" not in node
+    (info,) = await client.create()
+    await client.call("DELETE", f"/v1/sandboxes/{info['id']}")
+
+
 async def test_tokens_and_unknown_things(client, box):
     for headers, code in (({}, "no_credentials"), ({"Authorization": "Bearer x"}, "bad_token")):
         async with aiohttp.ClientSession(client.daemon.facts["http"], headers=headers) as stranger:

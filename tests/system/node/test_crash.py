@@ -170,9 +170,8 @@ async def test_execs_go_on_through_a_death_and_their_result_is_kept(daemon):
         assert (again["exit_code"], again["stdout"]) == (5, "YmVndW4KZW5kZWQK")
 
 
+@pytest.mark.parametrize("daemon", ["fake"], indirect=True)  # its handle has a pid; the container suite kills its own
 async def test_what_died_while_the_daemon_was_dead_is_told_with_its_reason(daemon):
-    if daemon.backend != "fake":
-        pytest.skip("the container suite kills its init itself")
     async with daemon.client() as client:
         victim, other = [info["id"] for info in await client.create(2)]
     daemon.kill9()
