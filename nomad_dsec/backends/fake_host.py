@@ -7,18 +7,21 @@ import os
 import shutil
 import signal
 import socket
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nomad_dsec.linux.pidfd import open_pidfd, open_same_process, send_signal, wait_ended
-from nomad_dsec.linux.syscalls import MNT_DETACH, MS_BIND, MS_REC, mount, umount2
+from nomad_dsec.linux.syscalls import MNT_DETACH, mount, umount2
 from nomad_dsec.proc import tool_environment
 
 if TYPE_CHECKING:
     from nomad_dsec.model import Handle
 
 GONE_S = 10.0
+_NODES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+_LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 _UNSHARE = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
 
 
@@ -56,15 +59,31 @@ def spawn_keeper(run: Path, init_binary: Path) -> int:
 
 
 def make_root(run: Path) -> None:
-    """An overlay of the host's root with a writable layer in memory, and the host's /dev."""
+    """An overlay of the host's root with a writable layer in memory, and a /dev of its own.
+
+    Never the host's: there is one devtmpfs, and whoever removes what a dead daemon left would empty it for all.
+    """
     run.mkdir(parents=True, mode=0o700)
     mount("dsec-fake", str(run), "tmpfs", 0, "mode=0700")
     for part in ("upper", "work", "root"):
         (run / part).mkdir()
     mount("dsec-fake", str(run / "root"), "overlay", 0, f"lowerdir=/,upperdir={run}/upper,workdir={run}/work")
-    mount("/dev", str(run / "root/dev"), None, MS_BIND | MS_REC)
     for part in ("tmp", "run"):
         mount("dsec-fake", str(run / "root" / part), "tmpfs", 0, "mode=1777")
+    _make_dev(run / "root/dev")
+
+
+def _make_dev(dev: Path) -> None:
+    mount("dsec-fake", str(dev), "tmpfs", 0, "mode=755")
+    for name, (major, minor) in _NODES.items():
+        os.mknod(dev / name, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+        (dev / name).chmod(0o666)
+    for name, target in _LINKS.items():
+        (dev / name).symlink_to(target)
+    (dev / "pts").mkdir()
+    mount("devpts", str(dev / "pts"), "devpts", 0, "newinstance,ptmxmode=0666,mode=620")
+    (dev / "shm").mkdir()
+    (dev / "shm").chmod(0o1777)
 
 
 def remove_root(run: Path) -> None:
