@@ -31,7 +31,9 @@ async def alive(guest: Guest, marker: str) -> int:
     """How many processes of the sandbox carry this text in their command line."""
     script = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null; echo; done"
     seen = await guest.channel.run(sh(script))
-    return sum(1 for line in seen.stdout.decode("utf-8", "replace").splitlines() if marker in line and "cmdline" not in line)
+    return sum(
+        1 for line in seen.stdout.decode("utf-8", "replace").splitlines() if marker in line and "cmdline" not in line
+    )
 
 
 async def test_exact_bytes_of_both_streams(guest):
@@ -92,7 +94,9 @@ async def test_stdin_of_a_repeated_exec_goes_on_where_it_was_cut(guest):
 
 
 async def test_e3_timeout_kills_the_whole_tree(guest):
-    script = "trap '' TERM INT HUP; (setsid sleep 7771 &); (sleep 7771 & sleep 7771 &); echo out; sleep 7771; sleep 7771"
+    script = (
+        "trap '' TERM INT HUP; (setsid sleep 7771 &); (sleep 7771 & sleep 7771 &); echo out; sleep 7771; sleep 7771"
+    )
     done = await guest.channel.run(sh(script, timeout_s=0.4), timeout_s=20)
     assert (done.timed_out, done.exit_code, done.stdout) == (True, None, b"out\n")
     assert await alive(guest, "7771") == 0
@@ -144,7 +148,8 @@ async def test_e6_unread_output_blocks_nobody_and_stays_bounded(guest):
     async with asyncio.timeout(60):
         while (await guest.channel.list_execs(live.exec_id))[0].running:
             await asyncio.sleep(0.02)
-    assert guest.rss_kib() < 64 * 1024  # the ring is 1 MiB; sanitizers have their own overhead
+    if not guest.sanitized:  # a sanitizer keeps freed memory for a while
+        assert guest.rss_kib() < 8 * 1024
     done = await live.wait(timeout_s=20)
     assert (done.exit_code, done.total_bytes, done.truncated, done.stderr) == (0, 100_000_004, True, b"end\n")
     assert len(done.stdout) < 2 * 1024 * 1024
@@ -235,7 +240,9 @@ async def test_signal_reaches_the_tree_or_the_leader(guest):
 async def test_environment_descriptors_and_directory_are_exact(guest):
     spec = ExecSpec(argv=(b"/usr/bin/env",), env=((b"B", b"\xff="), (b"A", b"")))
     assert (await guest.channel.run(spec)).stdout == b"B=\xff=\nA=\n"
-    done = await guest.channel.run(sh("ls /proc/self/fd; pwd; umask; ulimit -n", cwd=b"/usr/bin", rlimits=(Rlimit(resource=7, soft=99, hard=99),)))
+    done = await guest.channel.run(
+        sh("ls /proc/self/fd; pwd; umask; ulimit -n", cwd=b"/usr/bin", rlimits=(Rlimit(resource=7, soft=99, hard=99),))
+    )
     assert done.stdout == b"0\n1\n2\n3\n/usr/bin\n0022\n99\n"  # 3 is the directory that ls reads
     for number in (3, 4, 5, 6, 7, 8, 9):
         refused = await guest.channel.run(sh("pwd", cwd=b"/proc/self/fd/%d" % number))

@@ -32,8 +32,11 @@ def binary(kind: str) -> Path:
 class Guest:
     """One running dsec-init: its socket path, its pid on the host, and a first channel."""
 
-    def __init__(self, process: subprocess.Popen[bytes], socket: Path, channel: GuestChannel) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], socket: Path, channel: GuestChannel, *, sanitized: bool
+    ) -> None:
         self.process = process
+        self.sanitized = sanitized
         self.socket = socket
         self.channel = channel
 
@@ -96,7 +99,7 @@ async def running_guest(
             os.close(fd)
         try:
             channel = await _first_connection(process, socket, log)
-            guest = Guest(process, socket, channel)
+            guest = Guest(process, socket, channel, sanitized=kind == "sanitized")
             yield guest
             if expect_clean:
                 last = await GuestChannel.connect(socket)

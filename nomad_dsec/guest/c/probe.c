@@ -116,6 +116,7 @@ static size_t run_from(const struct span *attempts, size_t count, size_t first, 
 	if (pid == 0) {
 		struct rlimit none = {0, 0};
 		setrlimit(RLIMIT_CORE, &none);
+		setsid(); /* an attempt may be to signal its process group */
 		for (size_t i = first; i < count; i++) {
 			alarm(ATTEMPT_S);
 			results[i] = attempt(attempts[i]);

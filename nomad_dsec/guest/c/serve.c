@@ -118,6 +118,7 @@ int init_serve(const struct init_options *o)
 	options = *o;
 	close_others();
 	umask(022);
+	setsid(); /* a signal to the process group that we came from must not be one to us */
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* for tests without a pid namespace; PID 1 is one anyway */
 	if (options.flags & INIT_OOM_PROTECT)
