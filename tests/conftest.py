@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,16 @@ _CHECKED = ("tests/system", "tests/attack", "tests/contract")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*abilities): skipped, with the reason, where the machine lacks one")
     config.addinivalue_line("markers", "leaks_ok: the leak check does not apply (says why in the test)")
+    if config.option.basetemp and os.geteuid() == 0:
+        _detach_below(Path(config.option.basetemp).resolve())
+
+
+def _detach_below(directory: Path) -> None:
+    """pytest removes its old base directory file by file, through whatever a killed run left mounted there."""
+    rows = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    below = [row[4] for row in rows if Path(row[4]).is_relative_to(directory)]
+    for path in reversed(below):
+        subprocess.run(["umount", "--lazy", path], check=False, timeout=30, capture_output=True)
 
 
 def _file(item: pytest.Item) -> str:
