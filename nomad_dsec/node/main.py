@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import gc
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 END_ALL_S = 60.0
+FILES_MAX = 262_144
 
 
 class Announcement(msgspec.Struct, kw_only=True):
@@ -114,6 +116,18 @@ async def run(settings: config.Settings, *, kill_on_exit: bool) -> None:
     await serve(settings, kill_on_exit=kill_on_exit, stop=stop)
 
 
+def raise_file_limit() -> None:
+    """Thousands of sandboxes hold a few descriptors each; root may raise the hard limit too, setrlimit(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (max(hard, FILES_MAX), hard):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+        except (ValueError, OSError):
+            continue
+        return
+    log.warning("the limit on open files stays low", soft=soft, hard=hard)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line; `dsec node run` shares it."""
     made = argparse.ArgumentParser(prog="dsec node run", description="Run the node daemon.")
@@ -130,6 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = config.from_args(argparse.Namespace(**args))
         setup_logging(level=settings["log.level"], json_lines=settings["log.json"])
+        raise_file_limit()
         uvloop.run(run(settings, kill_on_exit=kill_on_exit))
     except UsageError as error:
         sys.stderr.write(f"dsec node: {error}\n")
