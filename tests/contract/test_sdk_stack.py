@@ -7,7 +7,7 @@ import hashlib
 import os
 import signal
 import subprocess
-from pathlib import Path
+import sys
 
 import pytest
 from libdsec.client import AsyncClient
@@ -15,21 +15,12 @@ from libdsec.errors import DsecError, NotFoundError, NotSupported, StateError, U
 from libdsec.sandbox import AsyncSandbox
 
 from tests.kit.abilities import needs
-from tests.kit.devstack import DevStack
+from tests.kit.devstack import REPO, DevStack, image_store
 from tests.kit.leaks import Census
 
 # One stack serves the whole file and refills its pools as it likes: what it must not leave is checked at its end.
 pytestmark = [pytest.mark.timeout(180), pytest.mark.leaks_ok]
 IMAGE = "debian-dev"
-STORE = Path(os.environ.get("DSEC_TEST_STORE", "/var/lib/dsec-demo/images"))
-
-
-def _store() -> Path | None:
-    """A store that has the development image, when one was built on this machine."""
-    for store in (STORE, Path("/tmp/w/store")):
-        if (store / "refs").is_dir() and any((store / "refs").glob("debian-dev*")):
-            return store
-    return None
 
 
 @pytest.fixture(scope="module", params=["fake", "container"])
@@ -39,7 +30,7 @@ def stack(request, tmp_path_factory):
     node = f"st-{request.param}-{os.getpid()}"
     flags = ["--node-id", node, "--backends", request.param]
     if request.param == "container":
-        store = _store()
+        store = image_store()
         if store is None:
             pytest.skip("no image store with debian-dev: run `dsec demo` once, or set DSEC_TEST_STORE")
         flags += ["--images", str(store)]
@@ -317,6 +308,17 @@ class TestLife:
                 await asyncio.sleep(0.05)
         assert info.reason == "timeout"
 
+    async def test_a_lease_holds_while_its_client_lives_and_not_longer(self, stack, client):
+        async with AsyncClient(stack.endpoint, stack.api_key) as trainer:
+            sandbox = await AsyncSandbox.create(IMAGE, client=trainer, cpus=0.5, lease_s=1.0)
+            await asyncio.sleep(2.5)
+            assert (await sandbox.info()).state == "running"
+        seen = await AsyncSandbox.connect(sandbox.id, client=client)
+        async with asyncio.timeout(20):
+            while (info := await seen.info()).state not in ("exited", "lost"):
+                await asyncio.sleep(0.1)
+        assert info.reason == "lease_expired"
+
     async def test_groups_and_labels(self, client):
         label = os.urandom(4).hex()
         async with await AsyncSandbox.create_many(5, IMAGE, client=client, cpus=0.1, labels={"group": label}) as group:
@@ -349,6 +351,28 @@ class TestLife:
         await sandbox._client.transport.close()
         assert len(os.listdir("/proc/self/fd")) <= before + 4
         sandbox._client.transport._closed = False
+
+
+QUICKSTART = """
+import libdsec
+
+with libdsec.Sandbox.create("debian-dev", cpus=0.5) as sandbox:
+    sandbox.files.write("/tmp/hello.sh", "echo hello $1")
+    print(sandbox.exec(["sh", "/tmp/hello.sh", "world"]).check().stdout, end="")
+    with sandbox.spawn("cat", stdin=True) as process:
+        process.write("piped")
+        process.close_stdin()
+        print("".join(piece.data.decode() for piece in process))
+        print(process.wait().exit_code)
+"""
+
+
+@needs("root")
+def test_the_synchronous_quickstart_runs_as_a_script_and_ends_without_a_word(stack):
+    env = {"DSEC_ENDPOINT": stack.endpoint, "DSEC_API_KEY": stack.api_key, "PYTHONPATH": str(REPO / "sdk")}
+    argv = [sys.executable, "-W", "error", "-c", QUICKSTART]
+    done = subprocess.run(argv, env=env, capture_output=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (b"hello world\npiped\n0\n", b"")
 
 
 async def _all_output(process) -> bytes:

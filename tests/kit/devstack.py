@@ -89,3 +89,11 @@ def processes_naming(text: str) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+def image_store() -> Path | None:
+    """A store that has the development image: DSEC_TEST_STORE, or the one that `dsec demo` made on this machine."""
+    for store in (os.environ.get("DSEC_TEST_STORE", ""), "/var/lib/dsec-demo/images", "/tmp/w/store"):
+        if store and any(Path(store, "refs").glob("debian-dev*")):
+            return Path(store)
+    return None
