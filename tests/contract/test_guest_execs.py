@@ -1,4 +1,4 @@
-"""What every dsec-init promises about execs (contract.md, Exec; cases E1-E8), on the release and the sanitized build."""
+"""What every dsec-init promises about execs (contract.md, Exec; cases E1-E8), on a release and a sanitized build."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from libdsec.errors import DsecError, NotFoundError, PlatformError, StateError
+
 from nomad_dsec.guest.channel import new_exec_id
 from nomad_dsec.guest.spec import STDERR, STDOUT, ExecSpec, Rlimit
-
 from tests.kit.abilities import needs
 from tests.kit.guest import Guest, running_guest
 

@@ -1,4 +1,4 @@
-"""What every dsec-init promises about files (contract.md, Files; cases F1-F5), on the release and the sanitized build."""
+"""What every dsec-init promises about files (contract.md, Files; cases F1-F5), on a release and a sanitized build."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from libdsec.errors import DeniedError, DsecError, NotFoundError, UsageError
+
 from nomad_dsec.guest.frames import Frame, Tag
 from nomad_dsec.guest.spec import ExecSpec, PolicyAttempt
-
 from tests.kit.abilities import needs
 from tests.kit.guest import running_guest
 
