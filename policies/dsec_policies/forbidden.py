@@ -51,7 +51,8 @@ def probe_commands(compiled: CompiledPolicy) -> tuple[Attempt, ...]:
         _connect(compiled.network),
     ]
     attempts += [
-        Attempt(clause="protected_paths", kind="open_write", target=path, errnos=(errno.EROFS,))
+        # A directory can't be opened for writing whatever its mount says; a file never gives EISDIR.
+        Attempt(clause="protected_paths", kind="open_write", target=path, errnos=(errno.EROFS, errno.EISDIR))
         for path in compiled.protected_paths
     ]
     return tuple(attempt for attempt in attempts if attempt.clause in held)

@@ -36,6 +36,7 @@ class Room:
     directory: Path
     node: str
     digest: str = ""
+    sanitize: bool = False  # dsec-init with ASan and UBSan: a fault of the launcher or of PID 1 fails the start
     backend: Any = None
     handles: dict[str, Handle] = field(default_factory=dict)
     lost_idle: set[str] = field(default_factory=set)  # cgroups that waited in the pool of a lost backend
@@ -46,7 +47,7 @@ class Room:
         config = ContainerConfig(
             node=self.node,
             data=self.directory / "node",
-            init_binary=build(self.directory / "bin"),
+            init_binary=build(self.directory / "bin", sanitize=self.sanitize),
             launcher=self.launcher,
             pool_slots=POOL,
             network_pool=0,
