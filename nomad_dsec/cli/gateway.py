@@ -1,22 +1,14 @@
-"""`dsec gateway run`."""
+"""`dsec gateway run`, which main.py hands to the gateway's own parser."""
 
 from __future__ import annotations
 
-import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Its one verb."""
+    """Its one verb, for `--help`."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    run = verbs.add_parser(
-        "run", help="run the gateway in the foreground; `dsec gateway run --help` lists its flags", add_help=False
-    )
-    run.add_argument("flags", nargs=argparse.REMAINDER)
-    run.set_defaults(run=run_gateway)
-
-
-def run_gateway(args: argparse.Namespace) -> int:
-    """The gateway itself."""
-    from nomad_dsec.gateway.__main__ import main
-
-    return main(list(args.flags))
+    verbs.add_parser("run", help="run it in the foreground; `dsec gateway run --help` lists its flags")

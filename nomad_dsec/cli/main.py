@@ -33,6 +33,8 @@ NOUNS = {
     "config": "settings and where each came from",
     "demo": "the guided tour: groups of agents, a killed daemon, a report",
 }
+# Daemons have parsers of their own, made from the table of settings.
+DAEMONS = {("node", "run"): "nomad_dsec.node.main", ("gateway", "run"): "nomad_dsec.gateway.__main__"}
 _EXIT = {"usage": 2, "not_found": 2, "capacity": 3, "denied": 4}
 
 
@@ -62,6 +64,9 @@ def build_parser(nouns: Sequence[str]) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the boundary at which every error becomes a sentence and an exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
+    daemon = DAEMONS.get(tuple(given[:2]))  # type: ignore[arg-type]  # any length may be asked for
+    if daemon is not None:
+        return int(importlib.import_module(daemon).main(given[2:]))
     nouns = [word for word in given[:1] if word in NOUNS]
     args = build_parser(nouns).parse_args(given)
     fault_code = getattr(args, "fault_code", None)

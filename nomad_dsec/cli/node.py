@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -17,17 +16,13 @@ from nomad_dsec.cli.access import add_access, add_data, layout_of, open_client
 from nomad_dsec.cli.output import add_json, print_json, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import argparse
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Verbs of `dsec node`."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    run = verbs.add_parser(
-        "run", help="run the node daemon in the foreground; `dsec node run --help` lists its flags", add_help=False
-    )
-    run.add_argument("flags", nargs=argparse.REMAINDER)
-    run.set_defaults(run=run_daemon)
+    verbs.add_parser("run", help="run it in the foreground; `dsec node run --help` lists its flags")  # see main.py
     ls = verbs.add_parser("ls", help="nodes that the gateway knows (needs an admin key)")
     add_json(ls)
     add_access(ls)
@@ -44,14 +39,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_data(look)
     add_json(look)
     look.set_defaults(run=run_fingerprint)
-
-
-def run_daemon(args: argparse.Namespace) -> int:
-    """The daemon itself."""
-    from nomad_dsec.node.main import main
-
-    flags: Sequence[str] = args.flags
-    return main(list(flags))
 
 
 async def run_ls(args: argparse.Namespace) -> int:

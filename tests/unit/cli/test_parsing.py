@@ -135,3 +135,13 @@ def test_two_directories_are_two_nodes(tmp_path):
     first, second = default_node(Layout(tmp_path / "a")), default_node(Layout(tmp_path / "b"))
     assert first != second, "each node sweeps the kernel objects that bear its name"
     assert first == check_node(default_node(Layout(tmp_path / "a")))
+
+
+@pytest.mark.parametrize("noun", ["node", "gateway"])
+def test_daemons_parse_their_own_flags(noun, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([noun, "run", "--help"])
+    assert caught.value.code == 0
+    assert "--port" in capsys.readouterr().out
+    assert cli.main([noun, "run", "--port", "70000"]) == 2
+    assert "--port" in capsys.readouterr().err
