@@ -173,7 +173,8 @@ def _steps(plan: Plan, report: Report) -> dict[str, float]:
 
 def _failure(plan: Plan, index: int, number: int, detail: str) -> PlatformError | UsageError:
     if index == _NO_OP or index >= len(plan.ops):
-        return PlatformError("launch_failed", f"dsec-init launch refused the request: {os.strerror(number)}")
+        hint = "it was built from other sources: run python hatch_build.py" if number == errno.EPROTO else ""
+        return PlatformError("launch_failed", f"dsec-init launch refused the request: {os.strerror(number)}", hint=hint)
     op = plan.ops[index]
     details = {"step": op.step, "errno": errno.errorcode.get(number, str(number)), "detail": detail}
     if op.name in ("pin", "readonly") and number == errno.ENOENT:
