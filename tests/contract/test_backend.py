@@ -148,9 +148,16 @@ async def test_another_boots_handle_is_lost(room: Room):
 async def test_an_old_incarnations_handle_does_not_hurt_its_successor(room: Room):
     first = await room.start()
     await room.backend.stop(first)
-    second = await room.start(incarnation=2)  # takes the same cgroup out of the pool
+    second = await room.start(id=first.sandbox, incarnation=2)  # takes the same cgroup out of the pool
     await room.backend.stop(first)
     assert (await room.backend.recover(first)).fate is Fate.EXITED
+    with pytest.raises(StateError):
+        await room.backend.connect(first)
+    assert await room.shell(second, "echo alive") == "alive"
+    await room.lose()
+    await room.open()
+    await room.backend.stop(first)
+    assert (await room.backend.recover(second)).fate is Fate.RUNNING
     assert await room.shell(second, "echo alive") == "alive"
 
 

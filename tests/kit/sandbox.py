@@ -73,7 +73,7 @@ class Box:
     @property
     def pid(self) -> int:
         """PID 1 of the sandbox, as the host counts."""
-        return self.backend._live[self.spec.id].pid
+        return self.backend._live[f"{self.spec.id}#{self.spec.incarnation}"].pid
 
 
 class Machine:

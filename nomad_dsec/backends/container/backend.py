@@ -28,7 +28,7 @@ from nomad_dsec.backends.container.host import Host, open_host, owner_of
 from nomad_dsec.backends.container.launcher import Slot
 from nomad_dsec.backends.container.live import Live, find_init
 from nomad_dsec.backends.container.native import NativeLauncher
-from nomad_dsec.backends.container.record import BACKEND, Record, owner_label, read_record
+from nomad_dsec.backends.container.record import BACKEND, Record, owner_label, owner_of_spec, read_record
 from nomad_dsec.backends.container.self_test import SELF_TEST, self_test
 from nomad_dsec.backends.container.sockets import bind_listener
 from nomad_dsec.backends.container.spec import MIB, ContainerSpec, check_secrets
@@ -63,7 +63,7 @@ class ContainerBackend:
     def __init__(self, host: Host, launcher: Launcher) -> None:
         self._host = host
         self._launcher = launcher
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, Live] = {}  # by owner label: a late call for an old incarnation must not meet the new one
         self._refusal: str | None = None
         self._retry_at = 0.0
 
@@ -72,6 +72,20 @@ class ContainerBackend:
         """Probe the machine, fill the pools. PlatformError says what is missing, UsageError what is misconfigured."""
         host = await open_host(config, table)
         return cls(host, _make_launcher(host))
+
+    @property
+    def host(self) -> Host:
+        """What containers are made of here; the lanes of fncall draw from the same."""
+        return self._host
+
+    def adopt_lane(self, live: Live) -> None:
+        """A container that another room starts and ends, so that no sweep takes it for a stray."""
+        self._live[live.sandbox] = live
+
+    def forget_lane(self, live: Live) -> None:
+        """It has ended. Idempotent."""
+        if self._live.get(live.sandbox) is live:
+            del self._live[live.sandbox]
 
     async def fingerprint(self) -> BackendFingerprint:
         """See Backend. Once, a container with an empty root is really started, asked and removed."""
@@ -96,7 +110,7 @@ class ContainerBackend:
     async def start(self, spec: SandboxSpec, journal: Callable[[Handle], Awaitable[None]], steps: Steps) -> Started:
         """See Backend. Cancelled or failing, it removes what it made."""
         check_secrets(spec.secrets)
-        if spec.id in self._live:
+        if owner_of_spec(spec) in self._live:
             raise StateError("exists", f"{spec.id} runs already")
         with steps.step("image"):
             rootfs = await self._host.roots.acquire(spec.digest)
@@ -109,8 +123,8 @@ class ContainerBackend:
         with steps.step("policy"):
             compiled = self._compile(spec.policy)
         async with AsyncExitStack() as undo:
-            live = Live(sandbox=spec.id, record=self._blank_record(spec))
-            self._live[spec.id] = live
+            live = Live(sandbox=spec.id, owner=owner_of_spec(spec), record=self._blank_record(spec))
+            self._live[live.owner] = live
             undo.push_async_callback(self._end, live)
             with steps.step("slot"):
                 await self._take_slot(live, spec, compiled)
@@ -153,7 +167,7 @@ class ContainerBackend:
                 pids=limits.pids,
                 best_effort=limits.best_effort,
             ),
-            f"{spec.id}#{spec.incarnation}",
+            live.owner,
         )
         live.net = await host.nets.take("open" if compiled.network == "open" else "none")
         live.record = replace(
@@ -205,15 +219,15 @@ class ContainerBackend:
 
     async def _end(self, live: Live) -> None:
         await finish(live.end(self._host, self._launcher))
-        if self._live.get(live.sandbox) is live:
-            del self._live[live.sandbox]
+        if self._live.get(live.owner) is live:
+            del self._live[live.owner]
 
     async def recover(self, handle: Handle) -> Recovered:
         """See Backend."""
         record = read_record(handle)
         if record.boot_id != boot_id():
             return Recovered(fate=Fate.LOST, reason="node_lost", message="the machine was restarted")
-        live = self._live.get(handle.sandbox) or self._adopt(handle, record)
+        live = self._live.get(owner_label(handle)) or self._adopt(handle, record)
         if live is None:
             return Recovered(fate=Fate.EXITED, reason="killed", message="it had been removed already")
         if live.pidfd < 0 or live.cgroup is None:
@@ -235,6 +249,7 @@ class ContainerBackend:
             return None
         live = Live(
             sandbox=handle.sandbox,
+            owner=owner_label(handle),
             record=record,
             cgroup=cgroup,
             net=host.nets.adopt(record.net),
@@ -244,7 +259,7 @@ class ContainerBackend:
         found = find_init(cgroup)
         if found is not None:
             live.pid, live.pidfd = found
-        self._live[handle.sandbox] = live
+        self._live[live.owner] = live
         return live
 
     async def connect(self, handle: Handle) -> GuestChannel:
@@ -256,7 +271,7 @@ class ContainerBackend:
         return await self._found(handle).wait_ended()
 
     def _found(self, handle: Handle) -> Live:
-        live = self._live.get(handle.sandbox)
+        live = self._live.get(owner_label(handle))
         if live is None:
             raise StateError("not_running", f"{handle.sandbox} does not run here")
         return live
@@ -264,7 +279,7 @@ class ContainerBackend:
     async def stop(self, handle: Handle) -> None:
         """See Backend."""
         record = read_record(handle)
-        live = self._live.get(handle.sandbox)
+        live = self._live.get(owner_label(handle))
         if live is None and record.boot_id == boot_id():
             live = self._adopt(handle, record)
         if live is not None:
@@ -315,7 +330,7 @@ class ContainerBackend:
 
     def plan(self, spec: SandboxSpec) -> list[dict[str, Any]]:
         """See Planned. The uid range, the root's path and the runtime directory are those of nobody."""
-        live = Live(sandbox=spec.id, record=self._blank_record(spec))
+        live = Live(sandbox=spec.id, owner="", record=self._blank_record(spec))
         return self._launcher.plan(self._compose(spec, live, self._compile(spec.policy), Path("/")))
 
     async def sweep(self, keep: Sequence[Handle]) -> list[str]:

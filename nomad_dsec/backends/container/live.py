@@ -35,9 +35,13 @@ KILL_S: Final = 20.0
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Live:
-    """A container that has, or may have, something on this machine. pidfd: -1 until PID 1 is known."""
+    """A container that has, or may have, something on this machine. pidfd: -1 until PID 1 is known.
+
+    owner: its sandbox and incarnation, the label of its cgroup.
+    """
 
     sandbox: str
+    owner: str
     record: Record
     cgroup: Cgroup | None = None
     net: NetSlot | None = None

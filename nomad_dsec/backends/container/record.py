@@ -12,6 +12,8 @@ from nomad_dsec.model import HANDLE_VERSION, Handle
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from nomad_dsec.model import SandboxSpec
+
 BACKEND: Final = "container"
 
 
@@ -73,3 +75,8 @@ def read_record(handle: Handle) -> Record:
 def owner_label(handle: Handle) -> str:
     """What a cgroup in use is labelled with: it tells an owner from the next one of a cgroup that is used again."""
     return f"{handle.sandbox}#{handle.incarnation}"
+
+
+def owner_of_spec(spec: SandboxSpec) -> str:
+    """The same, before there is a handle."""
+    return f"{spec.id}#{spec.incarnation}"

@@ -51,7 +51,7 @@ async def test_init_keeps_only_its_own_descriptors(box):
     """CVE-2024-21626: one descriptor of the host is a way out."""
     targets = {int(fd): os.readlink(f"/proc/{box.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{box.pid}/fd")}
     assert [targets[fd] for fd in (0, 1, 2)] == ["/dev/null"] * 3
-    cgroup = box.backend._live[box.spec.id].cgroup.unified
+    cgroup = box.backend._live[f"{box.spec.id}#1"].cgroup.unified
     for fd, target in targets.items():
         known = re.match(r"socket:|anon_inode:|pipe:", target) or target in ("/dev/null", "/")
         assert known or target.startswith(cgroup), (fd, target)
@@ -104,7 +104,7 @@ async def test_root_inside_owns_its_files_and_dev_works(box):
 
 async def test_limits_of_the_spec_are_in_force(box):
     assert await box.shell("ulimit -n; ulimit -c") == "4096\n0"
-    paths = box.backend._live[box.spec.id].cgroup.paths
+    paths = box.backend._live[f"{box.spec.id}#1"].cgroup.paths
     if "memory" in paths:
         assert Path(paths["memory"], "memory.limit_in_bytes").read_text().strip() == str(128 << 20)
         assert Path(paths["pids"], "pids.max").read_text().strip() == "64"

@@ -28,13 +28,13 @@ class Counting:
 
 @pytest.mark.parametrize(("kills", "reason"), [(0, "init_exited"), (2, "oom"), (None, "init_exited")])
 def test_cause(kills, reason):
-    assert Live(sandbox="sb", record=RECORD, cgroup=Counting(kills)).cause().reason == reason
+    assert Live(sandbox="sb", owner="sb#1", record=RECORD, cgroup=Counting(kills)).cause().reason == reason
 
 
 def test_cause_without_a_cgroup():
-    assert Live(sandbox="sb", record=RECORD).cause().reason == "init_exited"
+    assert Live(sandbox="sb", owner="sb#1", record=RECORD).cause().reason == "init_exited"
 
 
 async def test_nothing_to_wait_for():
     with pytest.raises(StateError):
-        await Live(sandbox="sb", record=RECORD).wait_ended()
+        await Live(sandbox="sb", owner="sb#1", record=RECORD).wait_ended()
