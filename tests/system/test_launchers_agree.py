@@ -189,6 +189,14 @@ async def test_a_runtime_that_fails_is_quoted_and_leaves_nothing(bench: Bench, r
 
 
 @needs("crun")
+async def test_the_hosts_devices_keep_their_owner(bench: Bench) -> None:
+    """crun hands its standard descriptors to the container's root: /dev/null must not be among them."""
+    before = {path: (os.stat(path).st_uid, os.stat(path).st_mode) for path in ("/dev/null", "/dev/zero", "/dev/tty")}
+    await seen(bench, "crun")
+    assert {path: (os.stat(path).st_uid, os.stat(path).st_mode) for path in before} == before
+
+
+@needs("crun")
 async def test_what_launch_would_do_can_be_printed(bench: Bench) -> None:
     plan = OciLauncher("crun", bench.binary, bench.root.layout).plan(bench.spec)
     assert [entry["op"] for entry in plan][:2] == ["stage", "config.json"]

@@ -194,11 +194,14 @@ def _runtime(argv: list[str], request: dict[str, Any]) -> None:
             Path(_STAGE, "log").write_text(f"before the runtime: {error}", encoding="utf-8")
             os._exit(126)
 
+    # crun gives its standard descriptors to the container's root by fchown(2); with /dev/null that would be the host's
+    # own node, so the runtime gets an empty file of nobody's instead.
+    nothing = os.memfd_create("stdio", os.MFD_CLOEXEC)
     done = subprocess.run(
         argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdin=nothing,
+        stdout=nothing,
+        stderr=nothing,
         env={"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")},
         preexec_fn=enter,
         close_fds=False,
