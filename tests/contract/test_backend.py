@@ -18,7 +18,7 @@ from nomad_dsec.backends.base import Fate, Pausable, Planned, Steps
 from nomad_dsec.guest.spec import ExecSpec
 from nomad_dsec.model import Handle
 from tests.contract.backend_machines import PATH, Room, init_pid, settle
-from tests.kit.abilities import missing, needs
+from tests.kit.abilities import needs
 from tests.kit.attacker import build_attacker
 from tests.kit.small_image import make_tree
 
@@ -28,15 +28,12 @@ pytestmark = [
     pytest.mark.leaks_ok,  # the pools of the backend live for the module; each test takes a census of its own
     pytest.mark.timeout(120),
 ]
-LAUNCHERS = ["native", "oci:crun"]
+LAUNCHERS = ["native", pytest.param("oci:crun", marks=needs("crun"))]
 FEW = 20  # pause and resume cycles in an ordinary run; DSEC_LONG=1 makes it the 200 of case L3
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=LAUNCHERS)
 async def opened(request, tmp_path_factory):
-    runtime = request.param.partition(":")[2]
-    if runtime and missing(runtime):
-        pytest.skip(f"ability {runtime}: {missing(runtime)}")
     directory = tmp_path_factory.mktemp("room")
     made = Room(launcher=request.param, directory=directory, node=f"c{os.getpid()}{secrets.token_hex(2)}")
     await made.open()
@@ -249,6 +246,13 @@ async def test_files_everywhere_leave_memory_to_programs(room: Room):
     outcome = await room.run(handle, "/bin/bash", "-c", 'a=(); while :; do a+=("$(printf %1000000s)"); done')
     assert outcome.signal == signal.SIGKILL
     assert await room.shell(handle, "echo alive") == "alive"
+
+
+async def test_programs_are_killed_before_dsec_init(room: Room):
+    handle = await room.start()
+    scores = await room.shell(handle, "cat /proc/self/oom_score_adj /proc/1/oom_score_adj")
+    program, init = map(int, scores.split())
+    assert program > init
 
 
 async def test_inodes_are_bounded(room: Room):

@@ -305,6 +305,17 @@ async def test_another_connection_dying_harms_nothing(guest):
     assert (await live.wait(timeout_s=10)).stdout == b"survived\n"
 
 
+async def test_a_timeout_does_not_run_while_the_sandbox_is_frozen(guest):
+    live = await guest.channel.exec(sh("sleep 1.2; echo done", timeout_s=2.0))
+    await asyncio.sleep(0.2)
+    (guest.cgroup / "cgroup.procs").write_text(str(guest.pid))
+    (guest.cgroup / "cgroup.freeze").write_text("1")
+    await asyncio.sleep(3.5)
+    (guest.cgroup / "cgroup.freeze").write_text("0")
+    outcome = await live.wait(timeout_s=20)
+    assert (outcome.timed_out, outcome.stdout) == (False, b"done\n")
+
+
 async def test_fallback_without_a_cgroup_kills_forks_and_children_of_its_session():
     async with running_guest("release", cgroup=False) as guest:
         assert guest.channel.hello.features & 1 == 0

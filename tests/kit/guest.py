@@ -36,6 +36,7 @@ class Guest:
         self, process: subprocess.Popen[bytes], socket: Path, channel: GuestChannel, *, sanitized: bool
     ) -> None:
         self.process = process
+        self.cgroup: Path | None = None
         self.sanitized = sanitized
         self.socket = socket
         self.channel = channel
@@ -100,6 +101,7 @@ async def running_guest(
         try:
             channel = await _first_connection(process, socket, log)
             guest = Guest(process, socket, channel, sanitized=kind == "sanitized")
+            guest.cgroup = group
             yield guest
             if expect_clean:
                 last = await GuestChannel.connect(socket)

@@ -86,8 +86,12 @@ void child_reset(void)
 	sigset_t none;
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
-	/* Where PID 1 may not lower its own score (no CAP_SYS_RESOURCE), programs raise theirs: either way they go first. */
+	/* Where PID 1 may not lower its own score (no CAP_SYS_RESOURCE), programs raise theirs: either way they go first.
+	 * In a user namespace the file is ours only while we are dumpable. That opens nothing: until the rights are given
+	 * up below, ptrace(2) from inside fails for lack of capabilities (PID 1 has more than any exec). */
+	prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
 	write_file("/proc/self/oom_score_adj", options.flags & INIT_OOM_PROTECT ? "0" : "500");
+	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 }
 
 static char *text_file(const char *path)

@@ -243,6 +243,11 @@ static void parse(struct conn *c)
 				conn_fail(c, "bad_frame", "length", "not a frame header");
 			return;
 		}
+		if (result == PARSE_OK && c->permanent && !c->greeted && h.type != FR_HELLO) {
+			if (!resync(c)) /* what the host before this one has left in the pipe */
+				return;
+			continue;
+		}
 		if (result == PARSE_MORE || buffer_size(&c->in) < HEADER_SIZE + h.length)
 			return;
 		dispatch(c, &h, at + HEADER_SIZE);
