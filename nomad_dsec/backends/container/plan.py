@@ -34,6 +34,7 @@ SEALED: Final = ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC
 # init.h
 INIT_NO_NEW_PRIVS: Final = 1
 INIT_OOM_PROTECT: Final = 4
+INIT_LANE: Final = 8
 OOM_PROTECT: Final = -998
 
 RESOURCES: Final = {
@@ -95,8 +96,8 @@ def plan_container(spec: ContainerSpec, *, controllers: tuple[str, ...], unified
     index = {name: number for number, name in enumerate(fds)}
     head = _head(spec, controllers, unified=unified)
     own = _own(spec)
-    fixed, fixed_packed = _fixed(spec.shm_bytes, spec.policy.devices)
-    tail, tail_packed = _tail(spec.policy, spec.log_bytes, unified)
+    fixed, fixed_packed = _lane(spec.policy.devices) if spec.lane else _fixed(spec.shm_bytes, spec.policy.devices)
+    tail, tail_packed = _tail(spec.policy, spec.log_bytes, unified, lane=spec.lane)
     packed = pack_plan(
         len(head) + len(own) + len(fixed) + len(tail),
         (pack_ops(head, index), pack_ops(own, index), fixed_packed, tail_packed),
@@ -145,6 +146,29 @@ def _fixed(shm_bytes: int, devices: tuple[Any, ...]) -> tuple[tuple[Op, ...], by
     return ops, pack_ops(ops, {})
 
 
+@lru_cache(maxsize=8)
+def _lane(devices: tuple[Any, ...]) -> tuple[tuple[Op, ...], bytes]:
+    """The same for a lane, whose calls copy this mount namespace, so that each mount costs every call.
+
+    Nothing may be mounted on this procfs: the kernel lets a user namespace mount its own only where one is to be seen
+    whole (mount_too_revealing). Calls cover it by one that shows processes only; what must exist for all is made here,
+    since the root becomes read-only.
+    """
+    dev = _options("size=64k", "nr_inodes=64", "mode=755", "uid=@0", "gid=@0")
+    tmp = _options("size=64k", "nr_inodes=8", "mode=1777", "uid=@0", "gid=@0")
+    ops = (
+        Op("mount", ("proc", "/proc", "", SEALED, 0o555, 0)),
+        Op("mount", ("tmpfs", "/dev", dev, ATTR_NOSUID | ATTR_NOEXEC, 0o755, 0)),
+        *(Op("mknod", (f"/dev/{device.name}", 0o666, device.major, device.minor)) for device in devices),
+        *(Op("symlink", link) for link in DEV_LINKS[:4]),
+        Op("symlink", ("/dev/shm", "/tmp/.shm")),
+        Op("remount", ("/dev", ATTR_RDONLY)),
+        Op("mount", ("tmpfs", "/tmp", tmp, ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY, 0o1777, 0)),
+        Op("remount", ("/", ATTR_RDONLY)),
+    )
+    return ops, pack_ops(ops, {})
+
+
 def _own(spec: ContainerSpec) -> tuple[Op, ...]:
     """What is made inside the image's tree as the host's root.
 
@@ -175,7 +199,7 @@ def _own(spec: ContainerSpec) -> tuple[Op, ...]:
 
 
 @lru_cache(maxsize=64)
-def _tail(policy: CompiledPolicy, log_bytes: int, unified: bool) -> tuple[tuple[Op, ...], bytes]:
+def _tail(policy: CompiledPolicy, log_bytes: int, unified: bool, *, lane: bool = False) -> tuple[tuple[Op, ...], bytes]:
     """What takes rights away: alike for all sandboxes of one policy and size, so it is packed once for them."""
     ops = [Op("mask", (path,)) for path in policy.masked_paths]
     ops += [Op("readonly", (p, 0, ATTR_RDONLY | SEALED)) for p in policy.read_only_paths if p != MOUNTED_READ_ONLY]
@@ -193,7 +217,7 @@ def _tail(policy: CompiledPolicy, log_bytes: int, unified: bool) -> tuple[tuple[
     # Without no_new_privs the filter needs CAP_SYS_ADMIN in the user namespace, which `caps` takes away.
     last = [Op("caps", (policy.init_capabilities, policy.capabilities)), Op("seccomp", (policy.seccomp,))]
     ops += last if policy.no_new_privs else reversed(last)
-    flags = (INIT_NO_NEW_PRIVS if policy.no_new_privs else 0) | INIT_OOM_PROTECT
-    ops.append(Op("serve", (LISTEN, UNIFIED if unified else "", flags, log_bytes)))
+    flags = (INIT_NO_NEW_PRIVS if policy.no_new_privs else 0) | INIT_OOM_PROTECT | (INIT_LANE if lane else 0)
+    ops.append(Op("serve", (LISTEN, UNIFIED if unified and not lane else "", flags, log_bytes)))
     # The descriptors that the tail names come first in every plan, so their numbers are the same for all.
     return tuple(ops), pack_ops(ops, {LISTEN: 0, UNIFIED: 1})

@@ -9,6 +9,7 @@
 #define INIT_NO_NEW_PRIVS 1u   /* every exec gets PR_SET_NO_NEW_PRIVS, whatever it asks for */
 #define INIT_POWEROFF 2u       /* SHUTDOWN ends in reboot(RB_POWER_OFF): this is a virtual machine */
 #define INIT_OOM_PROTECT 4u    /* try oom_score_adj -998 for itself (execs get 0 again, or 500 where it fails) */
+#define INIT_LANE 8u           /* lane_serve (call.h) in place of init_serve, on the connected socket listen_fd */
 
 struct init_options {
 	/* Listening AF_UNIX SOCK_STREAM socket bound by the host outside the sandbox's root; -1: none. */

@@ -11,6 +11,7 @@
  * nothing of the host in it; its procfs is a detached mount, reached by descriptor only. */
 #include "launch.h"
 
+#include "call.h"
 #include "init.h"
 
 #include <errno.h>
@@ -184,7 +185,7 @@ static _Noreturn void run_sandbox(struct launch *l, struct plan *p, uint8_t *byt
 	options.exec_caps = caps;
 	options.flags = l->exec_flags;
 	options.log_bytes = l->log_bytes;
-	_exit(init_serve(&options));
+	_exit(options.flags & INIT_LANE ? lane_serve(&options) : init_serve(&options));
 }
 
 /* Carry out the spawner's two operations; the pid, or -1 with the reply filled. */

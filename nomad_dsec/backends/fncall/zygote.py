@@ -1,0 +1,218 @@
+"""The zygote: run by an interpreter of the image (any CPython >= 3.8), once a lane; it forks a child for each call.
+
+Only its text is used here (lane.py passes it with -c). It imports nothing of ours, and what it imports is what calls
+find loaded. Its one socket (descriptor 3) goes to the lane's PID 1; the messages are those of guest/c/call.h.
+"""
+
+import os
+import sys
+
+sys.path[:] = [entry for entry in sys.path if entry]
+import atexit
+import bisect  # noqa: F401
+import collections  # noqa: F401
+import ctypes
+import datetime  # noqa: F401
+import decimal  # noqa: F401
+import fractions  # noqa: F401
+import functools  # noqa: F401
+import gc
+import heapq  # noqa: F401
+import io  # noqa: F401
+import itertools  # noqa: F401
+import json  # noqa: F401
+import math  # noqa: F401
+import mmap
+import operator  # noqa: F401
+import random  # noqa: F401
+import re  # noqa: F401
+import resource
+import signal  # noqa: F401
+import socket
+import string  # noqa: F401
+import struct
+import threading
+import traceback  # noqa: F401
+import typing  # noqa: F401
+
+HEADER = struct.Struct("<IIQQQQQQQQQ6I")
+REPORT = struct.Struct("<IIIIQ")
+NEWNS_NEWIPC_NEWUTS = 0x00020000 | 0x08000000 | 0x04000000
+NEWPID = 0x20000000
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
+NOBODY = 65534
+WORK = "/tmp/work"
+STEP_ENTER, STEP_LIMITS, STEP_USER = 4, 5, 6
+MESSAGE_MAX = 256 * 1024
+
+libc = ctypes.CDLL(None, use_errno=True)
+page = mmap.mmap(-1, 4096)  # shared with the child: how far it came before the program began
+
+
+def checked(result):
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def limit(kind, value, hard=None):
+    now_hard = resource.getrlimit(kind)[1]
+    hard = value if hard is None else hard
+    if now_hard != resource.RLIM_INFINITY:
+        hard = min(hard, now_hard)
+        value = min(value, hard)
+    resource.setrlimit(kind, (value, hard))
+
+
+def become(header, fds):
+    """Enter the call's namespaces and give up every right; mirrors call_child.c."""
+    pidfd, stdin, stdout, stderr = fds
+    page[0] = STEP_ENTER
+    checked(libc.setns(pidfd, NEWNS_NEWIPC_NEWUTS))
+    os.setsid()
+    os.dup2(stdin, 0)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.closerange(3, 4096)
+    with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+        file.write(b"0")
+    os.umask(0o022)
+    os.chdir(WORK)
+    page[0] = STEP_LIMITS
+    cpu_us, disk_bytes, stack_bytes, nofile = header[4], header[6], header[7], header[12]
+    cpu_s = (cpu_us + 999999) // 1000000 + 1
+    limit(resource.RLIMIT_CPU, cpu_s, cpu_s + 1)
+    limit(resource.RLIMIT_FSIZE, disk_bytes)
+    limit(resource.RLIMIT_STACK, stack_bytes)
+    limit(resource.RLIMIT_NOFILE, nofile)
+    limit(resource.RLIMIT_CORE, 0)
+    page[0] = STEP_USER
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    page[0] = 0
+    page.close()  # the program must not be able to say that it never began
+
+
+def call(header, payload, fds):
+    """In the child: the program as __main__; returns the exit status."""
+    try:
+        become(header, fds)
+    except OSError as error:
+        page[1] = min(error.errno or 5, 255)
+        os._exit(127)
+    argc, envc = header[13], header[14]
+    words = payload.split(b"\0")[: argc + envc]
+    os.environ.clear()
+    for word in words[argc:]:
+        name, _, value = word.partition(b"=")
+        os.environb[name] = value
+    sys.argv[:] = [os.fsdecode(word) for word in words[:argc]]
+    sys.path.insert(0, WORK)
+    module = type(sys)("__main__")
+    module.__file__ = sys.argv[0]
+    module.__builtins__ = __builtins__
+    sys.modules["__main__"] = module
+    gc.enable()
+    return run(module)
+
+
+def run(module):
+    """What python3 FILE does, but for the interpreter's own dismantling (clean=True has that)."""
+    status = 0
+    try:
+        with open(sys.argv[0], "rb") as file:
+            source = file.read()
+        exec(compile(source, sys.argv[0], "exec"), module.__dict__)
+    except SystemExit as end:
+        status = exit_status(end.code)
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())
+        flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException as error:  # noqa: BLE001 - the program's own, shown as the interpreter shows it
+        status = 1
+        frames = error.__traceback__.tb_next if error.__traceback__ else None
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+    try:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+    except BaseException:  # noqa: BLE001 - as above
+        sys.excepthook(*sys.exc_info())
+    return status if flush() else 120
+
+
+def exit_status(code):
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def flush():
+    good = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except (OSError, ValueError):
+            good = False
+    return good
+
+
+def serve(sock):
+    """One call at a time: fork into the call's pid namespace, wait, report."""
+    while True:
+        payload, rights, _, _ = sock.recvmsg(MESSAGE_MAX, socket.CMSG_SPACE(16))
+        if not payload:
+            os._exit(0)
+        fds = struct.unpack("4i", rights[0][2][:16])
+        header = HEADER.unpack_from(payload)
+        page[0:2] = b"\0\0"
+        try:
+            checked(libc.setns(fds[0], NEWPID))
+            child = os.fork()
+        except OSError as error:
+            sock.send(REPORT.pack(0, 3, error.errno or 5, 0, 0))
+            child = -1
+        if child == 0:
+            sock.close()
+            status = 1
+            try:
+                status = call(header, payload[HEADER.size :], fds)
+            finally:
+                os._exit(status)
+        for fd in fds:
+            os.close(fd)
+        if child > 0:
+            _, status, use = os.wait4(child, 0)
+            sock.send(REPORT.pack(status, page[0] if status else 0, page[1], 0, use.ru_maxrss))
+
+
+def rehearse():
+    """Load what the first call would load: codecs, the compiler, a formatted exception."""
+    exec(compile("print('', end='')", "main.py", "exec"), {})
+    "".join(traceback.format_exception_only(ValueError, ValueError("x")))
+    "é".encode("utf-8").decode("latin-1")
+
+
+def main():
+    rehearse()
+    for cap in range(64):  # what an execve could give back; what we hold now is not touched
+        if libc.prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0:
+            break
+    sock = socket.socket(fileno=3)
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors=stream.errors)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    sock.send(b"R")
+    serve(sock)
+
+
+main()
