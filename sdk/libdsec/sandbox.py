@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from urllib.parse import quote, urlencode
 
@@ -28,6 +29,7 @@ from libdsec.wire import (
     ExecRequest,
     LeaseRequest,
     Metrics,
+    Ok,
     Pty,
     SandboxInfo,
     SandboxList,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 _EXEC_SLACK_S = 120.0
 _CREATE_SLACK_S = 60.0
 _FIRST_PAUSE_S = 0.1
+_ABANDON_S = 5.0
 _LONGEST_PAUSE_S = 2.0
 _LARGE_STDIN_BYTES = 256 * 1024
 
@@ -92,7 +95,7 @@ class AsyncSandbox:
         CapacityError with the refusals counted by reason, DeniedError by quota or key, PlatformError.
         """
         request = create_request(image, snapshot=snapshot, count=1, all_or_none=True, options=options)
-        return (await _create(client or await default_client(), request))[0]
+        return (await _create(client or await default_client(), request, options))[0]
 
     @classmethod
     async def create_many(
@@ -107,7 +110,7 @@ class AsyncSandbox:
     ) -> AsyncSandboxGroup:
         """Make n alike. With all_or_none it is n or an error; without, `failures` says what is missing and why."""
         request = create_request(image, snapshot=snapshot, count=n, all_or_none=all_or_none, options=options)
-        return await _create(client or await default_client(), request)
+        return await _create(client or await default_client(), request, options)
 
     @classmethod
     async def connect(cls, sandbox_id: str, *, client: AsyncClient | None = None) -> AsyncSandbox:
@@ -333,14 +336,28 @@ class AsyncSandboxGroup(Sequence[AsyncSandbox]):
         await _end_all(self._sandboxes, error)
 
 
-async def _create(client: AsyncClient, request: CreateRequest) -> AsyncSandboxGroup:
-    reply = await _ask_until_room(client.transport, request)
+async def _create(client: AsyncClient, request: CreateRequest, options: CreateOptions) -> AsyncSandboxGroup:
+    try:
+        reply = await _ask_until_room(client.transport, request)
+    except asyncio.CancelledError:
+        # The gateway may have answered in this very moment: what it made must not live without a caller. A key of the
+        # caller's own is another matter: a repeat with it is to find what was made.
+        if not options.get("idempotency_key"):
+            await _abandon(client.transport, request.idempotency_key)
+        raise
     failures = [error_from_body(_error_body(failure.error)) for failure in reply.failures]
     sandboxes = [AsyncSandbox(client, info) for info in reply.sandboxes]
     if request.lease_s is not None:
         for sandbox in sandboxes:
             client.keep_lease(sandbox.id, request.lease_s)
     return AsyncSandboxGroup(sandboxes, failures)
+
+
+async def _abandon(transport: Transport, key: str) -> None:
+    """Say that nobody waits for this create any more. Bounded, and best effort: TTL and lease are behind it."""
+    with suppress(DsecError, TimeoutError):
+        async with asyncio.timeout(_ABANDON_S):
+            await transport.request("DELETE", f"/v1/creates/{quote(key, safe='')}", Ok, repeatable=False)
 
 
 async def _ask_until_room(transport: Transport, request: CreateRequest) -> CreateReply:

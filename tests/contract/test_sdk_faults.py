@@ -543,3 +543,20 @@ def test_ctrl_c_cancels_the_call_of_a_twin(background):
         call(endless())
     call(asyncio.sleep(0.01))
     assert cancelled == [True]
+
+
+@pytest.mark.parametrize("key", ["", "mine"])
+async def test_a_cancelled_create_is_given_up_unless_the_caller_has_its_key(key):
+    async def hangs(_request):
+        await asyncio.sleep(30)
+
+    async with scripted() as (gateway, client):
+        gateway.on("POST /v1/sandboxes", hangs)
+        making = asyncio.create_task(AsyncSandbox.create("i", client=client, idempotency_key=key))
+        while gateway.count("POST /v1/sandboxes") == 0:
+            await asyncio.sleep(0.01)
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        given_up = [path for method, path in gateway.calls if method == "DELETE" and path.startswith("/v1/creates/")]
+        assert len(given_up) == (0 if key else 1)

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsec_imagefs import ImageStore
+
+from nomad_dsec.cli.demo import PACKAGES, SUITE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -91,9 +95,17 @@ def processes_naming(text: str) -> list[int]:
     return found
 
 
-def image_store() -> Path | None:
-    """A store that has the development image: DSEC_TEST_STORE, or the one that `dsec demo` made on this machine."""
-    for store in (os.environ.get("DSEC_TEST_STORE", ""), "/var/lib/dsec-demo/images", "/tmp/w/store"):
+def image_store() -> Path:
+    """A store that has the development image: DSEC_TEST_STORE, that of `dsec demo`, or one built once for all tests.
+
+    Building takes about a minute (debootstrap), so it is kept in ~/.cache; a test that uses it needs a longer timeout.
+    """
+    for store in (os.environ.get("DSEC_TEST_STORE", ""), "/var/lib/dsec-demo/images"):
         if store and any(Path(store, "refs").glob("debian-dev*")):
             return Path(store)
-    return None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsec-test" / "images"
+    cache.mkdir(parents=True, exist_ok=True)
+    made = ImageStore(cache)
+    if not any((cache / "refs").glob("debian-dev*")):
+        made.import_image(f"debootstrap:{SUITE}?include={PACKAGES}", "debian-dev")
+    return cache

@@ -11,14 +11,12 @@ import pytest
 from tests.kit.abilities import needs
 from tests.kit.devstack import DevStack, image_store
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(500)
 
 
-@needs("root", "erofs")
+@needs("root", "erofs", "cgroup", "filters", "debootstrap", "debian-packages")
 def test_a_small_demo(tmp_path):
     store = image_store()
-    if store is None:
-        pytest.skip("no image store with debian-dev: run `dsec demo` once, or set DSEC_TEST_STORE")
     stack = DevStack(tmp_path / "d")
     report = tmp_path / "report"
     flags = ["--images", str(store), "--report", str(report), "--groups", "1", "--size", "4", "--json"]
