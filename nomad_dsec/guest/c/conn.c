@@ -17,18 +17,6 @@ static unsigned conn_count;
 
 void conn_touch(struct conn *c) { c->dirty = true; }
 
-void reply_ok(struct conn *c, uint32_t stream)
-{
-	frame_end(&c->out, frame_begin(&c->out, FR_OK, stream));
-	conn_touch(c);
-}
-
-void reply_error(struct conn *c, uint32_t stream, const char *code, const char *field, int error, const char *message)
-{
-	put_error(&c->out, stream, code, field, error, message);
-	conn_touch(c);
-}
-
 /* The peer broke the protocol: say so, and close once that is written. */
 static void conn_fail(struct conn *c, const char *code, const char *field, const char *message)
 {
@@ -36,55 +24,9 @@ static void conn_fail(struct conn *c, const char *code, const char *field, const
 	c->closing = true;
 }
 
-struct stream *stream_find(struct conn *c, uint32_t id)
-{
-	struct stream *s = c->streams[id % 32];
-	while (s && s->id != id)
-		s = s->next;
-	return s;
-}
-
-struct stream *stream_new(struct conn *c, uint32_t id)
-{
-	struct stream *s = c->stream_count < CONN_STREAMS_MAX ? calloc(1, sizeof *s) : NULL;
-	if (!s) {
-		reply_error(c, id, "busy", NULL, 0, "too many streams on this connection");
-		return NULL;
-	}
-	s->conn = c;
-	s->id = id;
-	s->credit = WINDOW;
-	s->window = WINDOW;
-	s->next = c->streams[id % 32];
-	c->streams[id % 32] = s;
-	c->stream_count++;
-	return s;
-}
-
-void stream_end(struct stream *s)
-{
-	if (s->exec)
-		exec_detach(s);
-	if (s->worker)
-		worker_detach(s);
-	struct stream **at = &s->conn->streams[s->id % 32];
-	while (*at != s)
-		at = &(*at)->next;
-	*at = s->next;
-	s->conn->stream_count--;
-	loop_free_later(s);
-}
-
-static void drop_streams(struct conn *c)
-{
-	for (size_t i = 0; i < 32; i++)
-		while (c->streams[i])
-			stream_end(c->streams[i]);
-}
-
 static void conn_close(struct conn *c)
 {
-	drop_streams(c);
+	streams_drop(c);
 	buffer_free(&c->in);
 	buffer_free(&c->out);
 	c->in.failed = c->out.failed = false;
@@ -200,7 +142,7 @@ static void request(struct conn *c, const struct header *h, struct span payload)
 static void dispatch(struct conn *c, const struct header *h, const uint8_t *payload)
 {
 	if (h->type == FR_HELLO && h->stream == 0 && (!c->greeted || c->permanent)) {
-		drop_streams(c);
+		streams_drop(c);
 		hello(c, (struct span){payload, h->length});
 	} else if (!c->greeted) {
 		conn_fail(c, "bad_version", NULL, "the first frame is HELLO");

@@ -74,6 +74,7 @@ uint64_t conns_deadline(void);
 void conns_tick(void);
 struct stream *stream_new(struct conn *c, uint32_t id); /* NULL: an ERROR was sent */
 struct stream *stream_find(struct conn *c, uint32_t id);
+void streams_drop(struct conn *c);
 void stream_end(struct stream *s); /* unlink and free; detaches from exec or worker */
 void reply_ok(struct conn *c, uint32_t stream);
 void reply_error(struct conn *c, uint32_t stream, const char *code, const char *field, int error, const char *message);
