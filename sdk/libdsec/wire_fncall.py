@@ -1,6 +1,11 @@
 """Wire types of fncall: one stateless call, a submission judged by tests, and their results.
 
 Seconds and MiB. A verdict is about the program; the only fault among them is `internal_error`.
+
+Gateway and node daemon have the same paths: POST /v1/fncall FnRequest -> FnResult, POST /v1/fncall/submit SubmitRequest
+-> SubmitResult, POST /v1/fncall/cancel CancelRequest -> Ok, GET /v1/fncall/languages?image= -> LanguageList. The gateway
+passes a body on as it came and says in headers whose it is and which digest the image's name stands for. A connection
+that ends before the reply cancels its call.
 """
 
 from __future__ import annotations
@@ -26,6 +31,9 @@ Verdict = Literal[
 VERDICTS: tuple[str, ...] = Verdict.__args__  # type: ignore[attr-defined]
 
 MAX_STDIN_BYTES = 128 * 1024 * 1024
+MAX_CALL_BYTES = 192 * 1024 * 1024  # a request as JSON: stdin of the largest size as base64, and the rest
+NAMESPACE_HEADER = "X-Dsec-Namespace"  # gateway to node: whose call it is, for fair shares
+DIGEST_HEADER = "X-Dsec-Digest"  # gateway to node: what `image` stands for
 MAX_FILES = 256
 MAX_TESTS = 1000
 
