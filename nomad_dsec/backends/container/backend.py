@@ -80,12 +80,11 @@ class ContainerBackend:
 
     def adopt_lane(self, live: Live) -> None:
         """A container that another room starts and ends, so that no sweep takes it for a stray."""
-        self._live[live.sandbox] = live
+        self._live[live.owner] = live
 
     def forget_lane(self, live: Live) -> None:
         """It has ended. Idempotent."""
-        if self._live.get(live.sandbox) is live:
-            del self._live[live.sandbox]
+        self._live.pop(live.owner, None)
 
     async def fingerprint(self) -> BackendFingerprint:
         """See Backend. Once, a container with an empty root is really started, asked and removed."""

@@ -39,7 +39,7 @@ HEADER = struct.Struct("<IIQQQQQQQQQ6I")
 REPORT = struct.Struct("<IIIIQ")
 NEWNS_NEWIPC_NEWUTS = 0x00020000 | 0x08000000 | 0x04000000
 NEWPID = 0x20000000
-PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 24, 38
 NOBODY = 65534
 WORK = "/tmp/work"
 STEP_ENTER, STEP_LIMITS, STEP_USER = 4, 5, 6
@@ -90,6 +90,7 @@ def become(header, fds):
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
     checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    checked(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # as after an execve: its own /proc/self is its own
     page[0] = 0
     page.close()  # the program must not be able to say that it never began
 
