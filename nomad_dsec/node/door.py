@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from nomad_dsec.node.row import Row
 
 log = get_log(__name__)
+# Each end frees a system call filter in a work item of the kernel; a thousand of them waiting at once have deadlocked
+# Linux 6.18 (ARCHITECTURE, Decisions). More at a time would not be faster: two cores are busy with eight.
+STOPS_AT_ONCE = 32
 
 
 class Door:
@@ -29,6 +32,7 @@ class Door:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._stops = asyncio.Semaphore(STOPS_AT_ONCE)
 
     async def change(self, entry: Entry, *, state: State | None = None, durable: bool = False, **fields: Any) -> None:
         """Give the sandbox a new state or other fields, first in memory, then in the journal.
@@ -86,7 +90,7 @@ class Door:
             return
         backend = self._node.backend_of(entry)
         try:
-            async with asyncio.timeout(self._node.limits.stop_s):
+            async with self._stops, asyncio.timeout(self._node.limits.stop_s):
                 await backend.stop(to_handle(handle))
         except (DsecError, OSError, TimeoutError) as error:
             limits = self._node.limits
