@@ -63,13 +63,15 @@ void exec_free(struct exec *e)
 	loop_free_later(e);
 }
 
-bool exec_make_room(void)
+/* Forgets the oldest ended one that nothing hangs on, if there are EXEC_KEEP; true while there are still more. */
+static bool forget_one(unsigned *live, unsigned *background)
 {
-	unsigned live = 0, background = 0, ended = 0;
+	unsigned ended = 0;
 	struct exec *oldest = NULL;
+	*live = *background = 0;
 	for (struct exec *e = execs; e; e = e->next) {
-		live += !e->ended;
-		background += e->ended && e->background;
+		*live += !e->ended;
+		*background += e->ended && e->background;
 		if (e->ended && !e->background && !e->attached) {
 			ended++;
 			oldest = e;
@@ -77,6 +79,14 @@ bool exec_make_room(void)
 	}
 	if (ended >= EXEC_KEEP)
 		exec_free(oldest);
+	return ended > EXEC_KEEP;
+}
+
+bool exec_make_room(void)
+{
+	unsigned live, background;
+	while (forget_one(&live, &background)) /* several, when many background processes have ended at once */
+		;
 	return live < EXEC_LIVE_MAX && background < EXEC_BACKGROUND_MAX;
 }
 

@@ -126,7 +126,7 @@ struct exec *exec_find(const uint8_t *id, size_t size);
 void exec_free(struct exec *e);
 void execs_init(uint64_t log_bytes);
 void exec_slot_free(struct exec *e);
-bool exec_make_room(void); /* a record more; forgets the oldest ended one */
+bool exec_make_room(void); /* for one more; forgets the oldest ended ones */
 
 void exec_watch(struct exec *e, int in, int out, int err);
 void exec_stdin(struct stream *s, const uint8_t *bytes, size_t n);
