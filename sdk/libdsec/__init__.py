@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from libdsec.errors import StateError as StateError
     from libdsec.errors import UsageError as UsageError
     from libdsec.files import AsyncFiles as AsyncFiles
+    from libdsec.fncall import AsyncFnCall as AsyncFnCall
+    from libdsec.fncall_results import FnOutcome as FnOutcome
+    from libdsec.fncall_results import FnResult as FnResult
+    from libdsec.fncall_results import FnSubmission as FnSubmission
     from libdsec.network import AsyncNetwork as AsyncNetwork
     from libdsec.process import AsyncProcess as AsyncProcess
     from libdsec.results import CommandFailed as CommandFailed
@@ -35,10 +39,14 @@ if TYPE_CHECKING:
     from libdsec.sandbox import AsyncSandboxGroup as AsyncSandboxGroup
     from libdsec.sync import Client as Client
     from libdsec.sync import Files as Files
+    from libdsec.sync import FnCall as FnCall
     from libdsec.sync import Network as Network
     from libdsec.sync import Process as Process
     from libdsec.sync import Sandbox as Sandbox
     from libdsec.sync import SandboxGroup as SandboxGroup
+    from libdsec.wire_fncall import Checker as Checker
+    from libdsec.wire_fncall import FnLimits as FnLimits
+    from libdsec.wire_fncall import FnTest as FnTest
 
 __version__ = "0.1.0"
 
@@ -57,11 +65,14 @@ _HOMES = {
         "UsageError",
     ),
     "files": ("AsyncFiles",),
+    "fncall": ("AsyncFnCall",),
+    "fncall_results": ("FnOutcome", "FnResult", "FnSubmission"),
     "network": ("AsyncNetwork",),
     "process": ("AsyncProcess",),
     "results": ("CommandFailed", "ExecResult", "Output"),
     "sandbox": ("AsyncSandbox", "AsyncSandboxGroup"),
-    "sync": ("Client", "Files", "Network", "Process", "Sandbox", "SandboxGroup"),
+    "sync": ("Client", "Files", "FnCall", "Network", "Process", "Sandbox", "SandboxGroup"),
+    "wire_fncall": ("Checker", "FnLimits", "FnTest"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted([*_HOME_OF, "__version__"])

@@ -101,14 +101,15 @@ class Transport:
         repeatable: bool = True,
         quick: bool = True,
         timeout_s: float = 60.0,
+        max_bytes: int = MAX_JSON_BYTES,
     ) -> T:
-        """Send JSON, decode JSON. timeout_s bounds one attempt; raises the DsecError that the server names."""
+        """Send JSON, decode JSON. timeout_s is the longest silence; raises the DsecError that the server names."""
         data = b"" if body is None else encode(body)
         decoder = decoder_of(kind)
 
         async def once() -> T:
             async with self.open(method, path, data=data or None, quick=quick, timeout_s=timeout_s) as reply:
-                raw = await read_bounded(reply, MAX_JSON_BYTES)
+                raw = await read_bounded(reply, max_bytes)
             return decode(raw, decoder)
 
         return await self.repeat(once, repeatable=repeatable)

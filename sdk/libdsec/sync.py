@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, overload
 
@@ -12,6 +12,7 @@ from libdsec._loop import call, iterate
 from libdsec._tar import MAX_TREE_BYTES
 from libdsec.client import AsyncClient
 from libdsec.files import AsyncFiles
+from libdsec.fncall import AsyncFnCall
 from libdsec.network import AsyncNetwork
 from libdsec.process import AsyncProcess
 from libdsec.sandbox import AsyncSandbox, AsyncSandboxGroup
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, Unpack
 
+    from libdsec._fncall_requests import FnOptions
     from libdsec._requests import CreateOptions
     from libdsec.errors import DsecError
+    from libdsec.fncall_results import FnOutcome, FnResult, FnSubmission
     from libdsec.results import ExecResult, Output
     from libdsec.wire import (
         ExecReply,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
         TreeResult,
         WatchEvent,
     )
+    from libdsec.wire_fncall import FnRequest, FnTest, LanguageInfo
 
 
 class Client:
@@ -183,6 +187,97 @@ class Files:
     def watch(self, path: str | bytes, *, recursive: bool = False) -> Iterator[WatchEvent]:
         """Changes below path as they happen, until the caller stops; PlatformError when the stream is cut."""
         return iterate(self._twin.watch(path, recursive=recursive))
+
+
+class FnCall:
+    """Stateless calls: each runs in a fresh, empty place of its own and leaves nothing behind.
+
+    How a program ended is a result, never an exception. Cancelling the waiting coroutine cancels the call.
+    """
+
+    @classmethod
+    def run(
+        cls,
+        code: str | Sequence[str],
+        *,
+        image: str,
+        language: str = "",
+        client: Client | None = None,
+        **options: Unpack[FnOptions],
+    ) -> FnResult:
+        """Run code in a language, or a list as exact argv, and return how it went.
+
+        options: see `FnOptions`. Raises UsageError naming the field, CapacityError when there was no room within
+        queue_timeout_s, PlatformError.
+        """
+        return call(
+            AsyncFnCall.run(
+                code, image=image, language=language, client=client if client is None else client._twin, **options
+            )
+        )
+
+    @classmethod
+    def request(
+        cls, code: str | Sequence[str], *, image: str, language: str = "", **options: Unpack[FnOptions]
+    ) -> FnRequest:
+        """The checked request of a call, for `run_many`; nothing is sent."""
+        return AsyncFnCall.request(code, image=image, language=language, **options)
+
+    @classmethod
+    def run_many(
+        cls,
+        requests: Iterable[FnRequest] | AsyncIterable[FnRequest],
+        *,
+        in_flight: int = 64,
+        client: Client | None = None,
+    ) -> Iterator[FnOutcome]:
+        """Run all, at most in_flight at once, and yield each as it finishes; `index` is its place in `requests`.
+
+        Requests are taken one by one as there is room, and no further ones while nobody takes the outcomes. A fault of
+        the platform is an outcome with `error` and ends no other call. Closing the iterator cancels what is under way.
+        """
+        return iterate(
+            AsyncFnCall.run_many(requests, in_flight=in_flight, client=client if client is None else client._twin)
+        )
+
+    @classmethod
+    def submit(
+        cls,
+        code: str | Sequence[str],
+        *,
+        tests: Iterable[FnTest | Mapping[str, Any]],
+        image: str,
+        language: str = "",
+        stop_at_first: bool = False,
+        client: Client | None = None,
+        **options: Unpack[FnOptions],
+    ) -> FnSubmission:
+        """Judge a submission: compiled once, run once a test, each in a fresh place.
+
+        tests: FnTest or mappings with stdin, expected and name. stop_at_first: run no further test after one that was
+        not accepted. options: as in `run`; the limits are of each test.
+        """
+        return call(
+            AsyncFnCall.submit(
+                code,
+                tests=tests,
+                image=image,
+                language=language,
+                stop_at_first=stop_at_first,
+                client=client if client is None else client._twin,
+                **options,
+            )
+        )
+
+    @classmethod
+    def cancel(cls, call_id: str, *, client: Client | None = None) -> None:
+        """End a call that waits or runs, whoever sent it with this key's namespace; unknown ids are fine."""
+        call(AsyncFnCall.cancel(call_id, client=client if client is None else client._twin))
+
+    @classmethod
+    def languages(cls, image: str, *, client: Client | None = None) -> Sequence[LanguageInfo]:
+        """The languages that this image can run, and why not for the others."""
+        return call(AsyncFnCall.languages(image, client=client if client is None else client._twin))
 
 
 class Network:

@@ -3,7 +3,7 @@
 Seconds and MiB. A verdict is about the program; the only fault among them is `internal_error`.
 
 Gateway and node daemon have the same paths: POST /v1/fncall FnRequest -> FnResult, POST /v1/fncall/submit SubmitRequest
--> SubmitResult, POST /v1/fncall/cancel CancelRequest -> Ok, GET /v1/fncall/languages?image= -> LanguageList. The gateway
+-> SubmitResult, POST /v1/fncall/cancel CancelRequest -> Ok, GET /v1/fncall/languages?image= -> LanguageList. A gateway
 passes a body on as it came and says in headers whose it is and which digest the image's name stands for. A connection
 that ends before the reply cancels its call.
 """
