@@ -28,9 +28,11 @@ from nomad_dsec.node.files import Files
 from nomad_dsec.node.fingerprint import Fingerprint, default_node_id, machine_cpus, machine_memory_mib
 from nomad_dsec.node.foreign import to_dsec
 from nomad_dsec.node.journal import Journal
+from nomad_dsec.node.lanes import Lanes
 from nomad_dsec.node.metrics import NodeMetrics
 from nomad_dsec.node.recovery import Recovery
 from nomad_dsec.node.routes import Routes
+from nomad_dsec.node.routes_fncall import FncallRoutes
 from nomad_dsec.node.supervisor import Supervisor
 from nomad_dsec.node.verbs import Verbs
 
@@ -54,6 +56,7 @@ class Assembled:
     execs: Execs
     fingerprint: Fingerprint
     routes: Routes
+    lanes: Lanes
 
 
 def open_data(path: Path) -> int:
@@ -151,7 +154,9 @@ async def assemble(node: Node) -> Assembled:
     supervisor.run()
     creator, verbs, execs = Creator(node, door, supervisor), Verbs(node, door, supervisor), Execs(node)
     fingerprint = Fingerprint(node, supervisor)
-    routes = Routes(node, creator, verbs, execs, Files(execs), fingerprint, supervisor)
+    lanes = Lanes(node)
+    node.room.spawn("cull lanes", lanes.cull())
+    routes = Routes(node, creator, verbs, execs, Files(execs), fingerprint, supervisor, FncallRoutes(lanes))
     return Assembled(
         node=node,
         door=door,
@@ -161,4 +166,5 @@ async def assemble(node: Node) -> Assembled:
         execs=execs,
         fingerprint=fingerprint,
         routes=routes,
+        lanes=lanes,
     )

@@ -61,6 +61,15 @@ async def serve(settings: config.Settings, *, kill_on_exit: bool, stop: asyncio.
 
 async def _serve(node: Node, settings: config.Settings, *, kill_on_exit: bool, stop: asyncio.Event) -> None:
     parts = await assemble(node)
+    try:
+        await _serve_parts(node, parts, settings, kill_on_exit=kill_on_exit, stop=stop)
+    finally:
+        await parts.lanes.close()
+
+
+async def _serve_parts(
+    node: Node, parts: Assembled, settings: config.Settings, *, kill_on_exit: bool, stop: asyncio.Event
+) -> None:
     doors = await listen(
         parts.routes,
         data=node.data,

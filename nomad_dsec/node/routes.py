@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nomad_dsec.node.execs import Execs
     from nomad_dsec.node.files import Files
     from nomad_dsec.node.fingerprint import Fingerprint
+    from nomad_dsec.node.routes_fncall import FncallRoutes
     from nomad_dsec.node.supervisor import Supervisor
     from nomad_dsec.node.verbs import Verbs
 
@@ -57,6 +58,7 @@ class Routes:
         files: Files,
         fingerprint: Fingerprint,
         supervisor: Supervisor,
+        fncall: FncallRoutes,
     ) -> None:
         self._node = node
         self._creator = creator
@@ -65,12 +67,14 @@ class Routes:
         self._files = files
         self._fingerprint = fingerprint
         self._supervisor = supervisor
+        self._fncall = fncall
 
     def table(self) -> list[web.RouteDef]:
         """Hot paths first: the router tries them in order."""
         one = "/v1/sandboxes/{sandbox}"
         return [
             web.post(f"{one}/execs", self.exec_run),
+            *self._fncall.table(),
             web.post("/v1/sandboxes", self.create),
             web.delete(one, self.kill),
             web.get(one, self.info, allow_head=False),

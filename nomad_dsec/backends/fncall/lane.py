@@ -201,6 +201,12 @@ class Lane:
             self.broken = f"step {reply.step}: {os.strerror(reply.error)}"
         return reply
 
+    def oom_kills(self) -> int:
+        """Of the lane's cgroup, since it started; 0 when it is gone."""
+        with contextlib.suppress(SyscallError):
+            return self._live.cgroup.oom_kills() if self._live.cgroup is not None else 0
+        return 0
+
     def cancel(self) -> None:
         """Kill the call that runs, if one does; its result says so."""
         if self._waiting is not None:

@@ -146,3 +146,11 @@ def _unpack_files(raw: bytes, count: int) -> tuple[dict[str, bytes], dict[str, i
 def env_words(env: Mapping[str, str]) -> Iterable[bytes]:
     """NAME=value as bytes."""
     return [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in env.items()]
+
+
+def lost_to_oom(kills: int) -> LaneReply:
+    """The reply of a lane that was killed for memory before it could give one."""
+    return LaneReply(
+        flags=BROKEN, id=0, step="", error=0, status=9, wall_us=0, cpu_us=0, maxrss_kib=0, oom_kills=kills,
+        memory_bytes=0, stdout=b"", stderr=b"", files={}, unfetched={},
+    )  # fmt: skip
