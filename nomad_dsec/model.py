@@ -12,6 +12,15 @@ HANDLE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A directory or file of the host shown inside. Only the daemon asks for it, after it checked the source."""
+
+    source: str
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
     """All that a backend needs to start one sandbox; validated already.
 
@@ -35,6 +44,7 @@ class SandboxSpec:
     qos: str
     policy: Mapping[str, Any]
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    mounts: tuple[Mount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from libdsec.errors import PlatformError
+from libdsec.errors import NotSupported, PlatformError
 from libdsec.wire import BackendFingerprint, Metrics
 
 from nomad_dsec.backends import fake_host as host
@@ -61,6 +61,8 @@ class FakeBackend:
 
     async def start(self, spec: SandboxSpec, journal: Callable[[Handle], Awaitable[None]], steps: Steps) -> Started:
         """See Backend. Cancelled or failing, it removes what it made."""
+        if spec.mounts:
+            raise NotSupported("no_mounts", "the fake backend shows no directories of the host", field="mounts")
         run = self._dir / (PREFIX + spec.id)
         handle = Handle(
             version=HANDLE_VERSION,

@@ -27,13 +27,17 @@ from nomad_dsec.node.failpoints import Failpoints
 from nomad_dsec.node.files import Files
 from nomad_dsec.node.fingerprint import Fingerprint, default_node_id, machine_cpus, machine_memory_mib
 from nomad_dsec.node.foreign import to_dsec
+from nomad_dsec.node.grants import Grants
 from nomad_dsec.node.journal import Journal
 from nomad_dsec.node.lanes import Lanes
 from nomad_dsec.node.metrics import NodeMetrics
 from nomad_dsec.node.recovery import Recovery
 from nomad_dsec.node.routes import Routes
 from nomad_dsec.node.routes_fncall import FncallRoutes
+from nomad_dsec.node.routes_tasks import TaskRoutes
 from nomad_dsec.node.supervisor import Supervisor
+from nomad_dsec.node.tasks import Tasks
+from nomad_dsec.node.tasks_follow import Follower
 from nomad_dsec.node.verbs import Verbs
 
 if TYPE_CHECKING:
@@ -57,6 +61,9 @@ class Assembled:
     fingerprint: Fingerprint
     routes: Routes
     lanes: Lanes
+    task_routes: TaskRoutes
+    tasks: Tasks
+    grants: Grants
 
 
 def open_data(path: Path) -> int:
@@ -89,7 +96,15 @@ def build_capacity(settings: dict[str, Any]) -> tuple[Capacity, StartQueue]:
         machine_memory_mib=machine_memory_mib(),
     )
     starting_max = settings["starting_max"] or STARTS_PER_CPU * cpus
-    return Capacity(totals), StartQueue(starting_max=starting_max, queue_max=settings["queue_max"])
+    granted = settings["capacity"] == "granted"
+    capacity = Capacity(
+        totals,
+        granted=granted,
+        cpu_factor=settings["cpu_overcommit"],
+        memory_factor=settings["memory_overcommit"],
+    )
+    capacity.lend(cpus=0.0, memory_mib=0)
+    return capacity, StartQueue(starting_max=starting_max, queue_max=settings["queue_max"])
 
 
 async def build_node(settings: dict[str, Any], room: TaskRoom) -> Node:
@@ -132,6 +147,7 @@ def make_node(
         room=room,
         limits=limits or Limits(),
         failpoints=Failpoints(settings["failpoint"]),
+        mount_roots=tuple(settings["mount_roots"]),
     )
 
 
@@ -153,6 +169,11 @@ async def assemble(node: Node) -> Assembled:
     supervisor.drain(on=bool(node.journal.facts().get("draining")), deadline_s=None)
     supervisor.run()
     creator, verbs, execs = Creator(node, door, supervisor), Verbs(node, door, supervisor), Execs(node)
+    tasks, grants = Tasks(node, door, creator, verbs, execs), Grants(node, door)
+    follower = Follower(node, door, execs, tasks)
+    await grants.recover()
+    await follower.recover()
+    node.room.spawn("sweep tasks", follower.sweep_forever())
     fingerprint = Fingerprint(node, supervisor)
     lanes = Lanes(node)
     node.room.spawn("cull lanes", lanes.cull())
@@ -167,4 +188,7 @@ async def assemble(node: Node) -> Assembled:
         fingerprint=fingerprint,
         routes=routes,
         lanes=lanes,
+        task_routes=TaskRoutes(tasks, grants),
+        tasks=tasks,
+        grants=grants,
     )

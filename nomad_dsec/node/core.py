@@ -143,6 +143,7 @@ class Node:
     clock: Clock = SYSTEM
     failpoints: Failpoints = DISARMED
     entries: dict[str, Entry] = field(default_factory=dict)
+    mount_roots: tuple[str, ...] = ()
     draining: bool = False
     ready: bool = False
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from libdsec.wire import NodeCreateRequest
+    from libdsec.wire_tasks import HostMount
 
     from nomad_dsec.backends.base import Backend
     from nomad_dsec.model import Handle
@@ -39,6 +40,17 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 ABANDONED = "the one who asked for it went away before it was ready"
 _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """What only the daemon itself may ask for: host mounts (checked already), and room outside the granted pool."""
+
+    mounts: tuple[HostMount, ...] = ()
+    outside: bool = False
+
+
+PLAIN = Inner()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -61,14 +73,14 @@ class Creator:
         self._door = door
         self._supervisor = supervisor
 
-    async def create(self, request: NodeCreateRequest) -> tuple[CreateReply, list[Group]]:
+    async def create(self, request: NodeCreateRequest, inner: Inner = PLAIN) -> tuple[CreateReply, list[Group]]:
         """Run the members; returns once each runs or has failed. The groups are for `delivered` or `leave`.
 
         Raises CapacityError (see CONTRACT: capacity, starting_limit, draining, queue_full, queue_deadline, disk,
         backend_unavailable, image_missing), UsageError, or, for a gang, what the first failing member met.
         """
         fresh = [sandbox for sandbox in request.ids if sandbox not in self._node.entries]
-        refused = await self._admit(request, fresh) if fresh else {}
+        refused = await self._admit(request, fresh, inner) if fresh else {}
         entries = [refused.get(sandbox) or self._node.entry(sandbox) for sandbox in request.ids]
         for entry in entries:
             if entry.row.namespace != request.namespace:
@@ -127,7 +139,7 @@ class Creator:
         ]
         return CreateReply(sandboxes=[self._node.info(entry) for entry in good], failures=failures)
 
-    async def _admit(self, request: NodeCreateRequest, fresh: list[str]) -> dict[str, Entry]:
+    async def _admit(self, request: NodeCreateRequest, fresh: list[str], inner: Inner) -> dict[str, Entry]:
         """All that can refuse, then, without a wait in between, the promise of room and the records.
 
         Returns the members of a group that need not be whole for which there was no room; they are in no table.
@@ -141,11 +153,11 @@ class Creator:
             fresh = [sandbox for sandbox in dict.fromkeys(fresh) if sandbox not in node.entries]
             node.queue.check(len(fresh))
             need = Need(cpus=spec.cpus, memory_mib=spec.memory_mib)
-            taken = node.capacity.promise_group(fresh, need, all_or_none=spec.all_or_none)
+            taken = node.capacity.promise_group(fresh, need, all_or_none=spec.all_or_none, outside=inner.outside)
         except CapacityError as refused:
             node.metrics.refused(refused.code)
             raise
-        records = {sandbox: self._record(request, sandbox, image, policy) for sandbox in fresh}
+        records = {sandbox: self._record(request, sandbox, image, policy, inner) for sandbox in fresh}
         members = [records.pop(sandbox) for sandbox in taken]
         for entry in records.values():
             entry.error = node.capacity.refusal(need, len(fresh), len(taken))
@@ -198,7 +210,9 @@ class Creator:
             details={"backend": name, "reason": why, "offered": sorted(self._node.backends)},
         )
 
-    def _record(self, request: NodeCreateRequest, sandbox: str, image: ImageDefaults, policy: dict[str, Any]) -> Entry:
+    def _record(
+        self, request: NodeCreateRequest, sandbox: str, image: ImageDefaults, policy: dict[str, Any], inner: Inner
+    ) -> Entry:
         spec, now = request.spec, self._node.clock.now()
         row = Row(
             id=sandbox,
@@ -220,6 +234,8 @@ class Creator:
             policy=policy,
             labels=spec.labels,
             lease_s=spec.lease_s,
+            mounts=list(inner.mounts),
+            outside=inner.outside,
         )
         return Entry(row=row, secrets=spec.secrets)
 

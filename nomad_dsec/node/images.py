@@ -34,6 +34,7 @@ class ImageDefaults:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = "/"
     user: str = ""
+    cmd: tuple[str, ...] = ()
 
 
 class Images(Protocol):
@@ -108,6 +109,7 @@ def _defaults(image: Image) -> ImageDefaults:
         env={name: value for name, _, value in pairs if name},
         cwd=image.config.cwd or "/",
         user=image.config.user,
+        cmd=(*image.config.entrypoint, *image.config.cmd),
     )
 
 

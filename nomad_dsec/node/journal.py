@@ -32,6 +32,9 @@ CREATE TABLE IF NOT EXISTS sandbox (
     reason TEXT NOT NULL, updated_at REAL NOT NULL, row BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS record (
+    kind TEXT NOT NULL, key TEXT NOT NULL, row BLOB NOT NULL, PRIMARY KEY (kind, key)
+) WITHOUT ROWID;
 """
 _SAVE = """
 INSERT INTO sandbox VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET incarnation = excluded.incarnation,
@@ -97,6 +100,20 @@ class Journal:
         """Remember a fact about the node itself (draining, boot id)."""
         sql = "INSERT INTO fact VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
         await self._submit(sql, (name, value), durable=True)
+
+    async def put_record(self, kind: str, key: str, row: msgspec.Struct, *, durable: bool) -> None:
+        """Write a row that is no sandbox: a task or a grant of a cluster."""
+        sql = "INSERT INTO record VALUES (?, ?, ?) ON CONFLICT (kind, key) DO UPDATE SET row = excluded.row"
+        await self._submit(sql, (kind, key, self._encode(row)), durable=durable)
+
+    async def drop_record(self, kind: str, key: str) -> None:
+        """Forget it; an unknown one is fine."""
+        await self._submit("DELETE FROM record WHERE kind = ? AND key = ?", (kind, key), durable=False)
+
+    def records(self, kind: str) -> list[bytes]:
+        """All rows of one kind as JSON; read at start."""
+        assert self._db is not None
+        return [row for (row,) in self._db.execute("SELECT row FROM record WHERE kind = ? ORDER BY key", (kind,))]
 
     def facts(self) -> dict[str, str]:
         """All facts; read at start."""

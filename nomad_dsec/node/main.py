@@ -72,6 +72,7 @@ async def _serve_parts(
 ) -> None:
     doors = await listen(
         parts.routes,
+        local=parts.task_routes.table(),
         data=node.data,
         host=settings["node.host"],
         port=settings["node.port"],

@@ -68,7 +68,8 @@ class Recovery:
         entry = Entry(row=row)
         self._node.entries[row.id] = entry
         if is_live(row.state):
-            self._node.capacity.promise(row.id, Need(cpus=row.cpus, memory_mib=row.memory_mib))
+            need = Need(cpus=row.cpus, memory_mib=row.memory_mib)
+            self._node.capacity.promise(row.id, need, outside=row.outside)
         else:
             entry.ending.set()
             entry.ended.set()

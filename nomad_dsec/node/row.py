@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 from libdsec.wire import SandboxInfo, State
+from libdsec.wire_tasks import HostMount  # noqa: TC002 - msgspec looks it up
 
-from nomad_dsec.model import Handle, SandboxSpec
+from nomad_dsec.model import Handle, Mount, SandboxSpec
 
 
 class HandleRow(msgspec.Struct, kw_only=True, frozen=True):
@@ -25,6 +26,7 @@ class Row(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 
     Times are seconds since the epoch; a TTL and a lease go on while the daemon is down.
     end_state: what `stopping` leads to, so that a daemon which dies in the middle still tells the true reason.
+    mounts, outside: of the sandbox of a cluster's task, whose room the cluster has taken already (see capacity.py).
     """
 
     id: str
@@ -58,6 +60,8 @@ class Row(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     effective_policy: dict[str, Any] = {}
     timings_ms: dict[str, float] = {}
     handle: HandleRow | None = None
+    mounts: list[HostMount] = []
+    outside: bool = False
 
 
 def replace(row: Row, **changes: Any) -> Row:
@@ -102,6 +106,9 @@ def to_spec(row: Row, secrets: dict[str, str]) -> SandboxSpec:
         qos=row.qos,
         policy=row.policy,
         secrets=secrets,
+        mounts=tuple(
+            Mount(source=mount.host_path, target=mount.task_path, read_only=mount.readonly) for mount in row.mounts
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from nomad_dsec.httpd import Running, bearer, error_middleware, listen_tcp, list
 from nomad_dsec.log import get_log
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from nomad_dsec.node.routes import Routes
@@ -23,8 +23,11 @@ OPEN_PATHS = ("/healthz", "/readyz")
 SUN_PATH_MAX = 107  # unix(7)
 
 
-def build_app(routes: Routes, token: str | None) -> web.Application:
-    """An application over the routes; with a token each request must show it, but for the health checks."""
+def build_app(routes: Routes, token: str | None, local: Sequence[web.RouteDef] = ()) -> web.Application:
+    """An application over the routes; with a token each request must show it, but for the health checks.
+
+    local: routes for programs on this machine only.
+    """
 
     @web.middleware
     async def authenticate(
@@ -36,16 +39,18 @@ def build_app(routes: Routes, token: str | None) -> web.Application:
 
     middlewares = [error_middleware] if token is None else [error_middleware, authenticate]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_JSON_BYTES)
-    app.router.add_routes(routes.table())
+    app.router.add_routes([*routes.table(), *local])
     return app
 
 
-async def listen(routes: Routes, *, data: Path, host: str, port: int, token: str) -> list[Running]:
+async def listen(
+    routes: Routes, *, local: Sequence[web.RouteDef], data: Path, host: str, port: int, token: str
+) -> list[Running]:
     """Open both doors. A data directory with too long a path has TCP only."""
     doors = []
     path = data / "node.sock"
     if len(str(path).encode()) <= SUN_PATH_MAX:
-        doors.append(await listen_unix(build_app(routes, None), path))
+        doors.append(await listen_unix(build_app(routes, None, local), path))
     else:
         log.warning("no unix socket: the path of the data directory is too long", path=str(path))
     try:

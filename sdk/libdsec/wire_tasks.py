@@ -31,11 +31,15 @@ class HostMount(_Wire, kw_only=True):
 
 
 class TaskRequest(_Wire, kw_only=True):
-    """Start a task. The same task_id again returns the running (or ended) one and starts nothing."""
+    """Start a task. The same task_id again returns the running (or ended) one and starts nothing.
+
+    home: the allocation's directory on the host; when it has gone, nobody will ask for the task any more.
+    """
 
     task_id: Annotated[str, Meta(min_length=1, max_length=1024)]
     alloc_id: Annotated[str, Meta(max_length=256)] = ""
     task_name: Annotated[str, Meta(max_length=256)] = ""
+    home: Annotated[str, Meta(max_length=4096)] = ""
     namespace: Annotated[str, Meta(max_length=128)] = "nomad"
     backend: BackendName = "container"
     image: Annotated[str, Meta(min_length=1, max_length=512)]
@@ -76,7 +80,10 @@ class TaskInfo(_Reply, kw_only=True):
 
 
 class StopTaskRequest(_Wire, kw_only=True):
-    """Signal, wait up to timeout_s, then kill. 0 kills at once."""
+    """Signal, wait up to timeout_s, then kill; 0 kills at once.
+
+    For a grant: no new starts at once, best_effort sandboxes evicted first, what is still too much after timeout_s.
+    """
 
     timeout_s: Annotated[float, Meta(ge=0, le=24 * 3600)] = 5.0
     signal: Annotated[int, Meta(ge=1, le=64)] = 15
@@ -104,17 +111,12 @@ class TaskEvents(_Reply, kw_only=True):
 class GrantRequest(_Wire, kw_only=True):
     """Lend cpu and memory to the node daemon for as long as an allocation runs. The same key again changes the size."""
 
-    alloc_id: Annotated[str, Meta(max_length=256)] = ""
     task_id: Annotated[str, Meta(min_length=1, max_length=1024)]
+    alloc_id: Annotated[str, Meta(max_length=256)] = ""
+    task_name: Annotated[str, Meta(max_length=256)] = ""
+    home: Annotated[str, Meta(max_length=4096)] = ""
     cpus: Annotated[float, Meta(gt=0, le=4096)]
     memory_mib: Annotated[int, Meta(ge=1)]
-
-
-class WithdrawRequest(_Wire, kw_only=True):
-    """Take a grant back: no new starts at once, best-effort sandboxes first, the rest by the deadline."""
-
-    deadline_s: Annotated[float, Meta(ge=0, le=24 * 3600)] = 5.0
-    reason: Annotated[str, Meta(max_length=1024)] = ""
 
 
 class GrantInfo(_Reply, kw_only=True):

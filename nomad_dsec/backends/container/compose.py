@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nomad_dsec.backends.container.spec import MIB, ContainerSpec, DirUpper, Limits, TmpfsUpper
+from nomad_dsec.backends.container.spec import MIB, ContainerSpec, DirUpper, HostMount, Limits, TmpfsUpper
 from nomad_dsec.linux.upper import default_inodes
 
 if TYPE_CHECKING:
@@ -91,4 +91,8 @@ def compose(
         log_bytes=log_bytes(spec),
         nameservers=resolvers if compiled.network == "open" else (),
         secrets=spec.secrets,
+        mounts=tuple(
+            HostMount(source=Path(mount.source), target=mount.target, read_only=mount.read_only)
+            for mount in spec.mounts
+        ),
     )

@@ -62,6 +62,7 @@ def sandbox_request(task: Any, config: SandboxTask, node_cores: int) -> TaskRequ
         task_id=task.id,
         alloc_id=task.alloc_id,
         task_name=task.name,
+        home=task.alloc_dir,
         backend="container",
         image=config.image,
         argv=[config.command, *config.args] if config.command else [],
@@ -102,6 +103,8 @@ def grant_request(task: Any, config: PoolTask, node_cores: int) -> GrantRequest:
     return GrantRequest(
         task_id=task.id,
         alloc_id=task.alloc_id,
+        task_name=task.name,
+        home=task.alloc_dir,
         cpus=config.cpus if config.cpus is not None else cores_of(task.resources, node_cores),
         memory_mib=config.memory_mib if config.memory_mib is not None else memory_mib_of(task.resources),
     )

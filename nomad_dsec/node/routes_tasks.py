@@ -1,0 +1,137 @@
+"""Paths for the cluster's driver plugins, on the daemon's Unix socket only: /v1/tasks and /v1/grants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from libdsec.errors import UsageError
+from libdsec.wire import MAX_JSON_BYTES, Ok, SignalRequest
+from libdsec.wire_tasks import GrantRequest, StopTaskRequest, TaskRequest
+
+from nomad_dsec.httpd import json_reply, query_float, query_int, read_json
+from nomad_dsec.node.tasks_rows import task_info
+
+if TYPE_CHECKING:
+    from nomad_dsec.node.grants import Grants
+    from nomad_dsec.node.task_events import EventRing
+    from nomad_dsec.node.tasks import Tasks
+
+POLL_MAX_S = 600.0
+
+
+class TaskRoutes:
+    """Handlers over the tasks and grants of one node."""
+
+    def __init__(self, tasks: Tasks, grants: Grants) -> None:
+        self._tasks = tasks
+        self._grants = grants
+
+    def table(self) -> list[web.RouteDef]:
+        """The fixed names come before the keys."""
+        task, grant = "/v1/tasks/{key}", "/v1/grants/{key}"
+        return [
+            web.get("/v1/tasks/events", self.task_events),
+            web.put(task, self.task_start),
+            web.get(task, self.task_get),
+            web.get(f"{task}/wait", self.task_wait),
+            web.post(f"{task}/stop", self.task_stop),
+            web.post(f"{task}/signal", self.task_signal),
+            web.get(f"{task}/stats", self.task_stats),
+            web.delete(task, self.task_destroy),
+            web.get("/v1/grants", self.grant_list),
+            web.get("/v1/grants/events", self.grant_events),
+            web.put(grant, self.grant_put),
+            web.get(grant, self.grant_get),
+            web.get(f"{grant}/wait", self.grant_wait),
+            web.post(f"{grant}/stop", self.grant_stop),
+            web.delete(grant, self.grant_destroy),
+        ]
+
+    async def task_start(self, request: web.Request) -> web.Response:
+        """PUT a task: idempotent; returns when it runs."""
+        wanted = await read_json(request, TaskRequest, max_bytes=MAX_JSON_BYTES)
+        return json_reply(await self._tasks.start(_key(request), wanted))
+
+    async def task_get(self, request: web.Request) -> web.Response:
+        """GET one."""
+        return json_reply(task_info(self._tasks.get(_key(request)).row))
+
+    async def task_wait(self, request: web.Request) -> web.Response:
+        """GET wait: a long poll for the end."""
+        return json_reply(await self._tasks.wait(_key(request), _timeout(request)))
+
+    async def task_stop(self, request: web.Request) -> web.Response:
+        """POST stop: signal, wait, kill."""
+        wanted = await read_json(request, StopTaskRequest)
+        return json_reply(await self._tasks.stop(_key(request), wanted))
+
+    async def task_signal(self, request: web.Request) -> web.Response:
+        """POST a signal to the command's main process."""
+        wanted = await read_json(request, SignalRequest)
+        await self._tasks.signal(_key(request), wanted.signal)
+        return json_reply(Ok())
+
+    async def task_stats(self, request: web.Request) -> web.Response:
+        """GET use now."""
+        return json_reply(await self._tasks.stats(_key(request)))
+
+    async def task_destroy(self, request: web.Request) -> web.Response:
+        """DELETE: forget it, with force=1 kill it first."""
+        await self._tasks.destroy(_key(request), force=_force(request))
+        return json_reply(Ok())
+
+    async def task_events(self, request: web.Request) -> web.Response:
+        """GET events since a number."""
+        return await _events(request, self._tasks.events)
+
+    async def grant_list(self, _request: web.Request) -> web.Response:
+        """GET all grants."""
+        return json_reply(self._grants.ls())
+
+    async def grant_put(self, request: web.Request) -> web.Response:
+        """PUT a grant, or its new size."""
+        wanted = await read_json(request, GrantRequest)
+        return json_reply(await self._grants.put(_key(request), wanted))
+
+    async def grant_get(self, request: web.Request) -> web.Response:
+        """GET one, as a task."""
+        return json_reply(self._grants.info(_key(request)))
+
+    async def grant_wait(self, request: web.Request) -> web.Response:
+        """GET wait: a long poll for the withdrawal."""
+        return json_reply(await self._grants.wait(_key(request), _timeout(request)))
+
+    async def grant_stop(self, request: web.Request) -> web.Response:
+        """POST stop: withdraw."""
+        wanted = await read_json(request, StopTaskRequest)
+        return json_reply(await self._grants.stop(_key(request), wanted))
+
+    async def grant_destroy(self, request: web.Request) -> web.Response:
+        """DELETE: forget it, with force=1 withdraw it first."""
+        await self._grants.destroy(_key(request), force=_force(request))
+        return json_reply(Ok())
+
+    async def grant_events(self, request: web.Request) -> web.Response:
+        """GET events since a number."""
+        return await _events(request, self._grants.events)
+
+
+def _key(request: web.Request) -> str:
+    return request.match_info["key"]
+
+
+def _force(request: web.Request) -> bool:
+    return request.query.get("force", "") == "1"
+
+
+def _timeout(request: web.Request) -> float:
+    timeout_s = query_float(request, "timeout_s", 0.0) or 0.0
+    if not 0 <= timeout_s <= POLL_MAX_S:
+        raise UsageError("bad_query", f"{timeout_s} is not in 0..{POLL_MAX_S:g}", field="timeout_s")
+    return timeout_s
+
+
+async def _events(request: web.Request, ring: EventRing) -> web.Response:
+    since = query_int(request, "since", -1)
+    return json_reply(await ring.since(-1 if since is None else since, timeout_s=_timeout(request)))
