@@ -14,6 +14,7 @@ import uvloop
 from libdsec.errors import DsecError, UsageError
 
 from nomad_dsec.config import add_flags, from_args
+from nomad_dsec.gateway.keys import check_namespace
 from nomad_dsec.gateway.server import ADMIN_KEY_FILE, Gateway, GatewayOptions, static_source
 from nomad_dsec.log import setup_logging
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 def options_of(settings: Settings) -> GatewayOptions:
     """The gateway's options from settings; UsageError names the setting."""
+    fusion = settings["gateway.fusion_namespace"]
     return GatewayOptions(
         data=Path(settings["gateway.data"]),
         source=static_source(settings["gateway.nodes"]),
@@ -32,6 +34,9 @@ def options_of(settings: Settings) -> GatewayOptions:
         port=settings["gateway.port"],
         admin_key=settings["gateway.admin_key"],
         create_inflight_max=settings["gateway.create_inflight_max"],
+        fncall_inflight_max=settings["gateway.fncall_inflight_max"],
+        fusion_namespace=fusion and check_namespace(fusion),
+        fusion_image=settings["gateway.fusion_image"],
         failpoint=settings["gateway.failpoint"],
     )
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-from libdsec import wire
+from libdsec import wire, wire_fncall
 
+from nomad_dsec.gateway.doors import sandboxfusion
 from nomad_dsec.gateway.quotas import Quota
 
 Kind = Literal["local", "verb", "relay", "websocket", "public"]
@@ -114,6 +115,25 @@ _WRITE = (
 )
 _WATCH = (_PATH, Query(name="recursive", help="1: all below", schema="integer"))
 _SINCE = (Query(name="since", help="offset of the first output byte wanted", schema="integer"),)
+# The door of SandboxFusion, at the root and below a key for clients that can only be given a URL.
+_FUSION: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (
+    (
+        "POST",
+        "/run_code",
+        "fusion_run_code",
+        "SandboxFusion: run code",
+        {
+            "request": sandboxfusion.RunCodeRequest,
+            "reply": sandboxfusion.RunCodeReply,
+            "query": (
+                Query(name="image", help="what to run on; default: gateway.fusion_image, or the only image"),
+                Query(name="key", help="an API key, where no header can be set"),
+            ),
+        },
+    ),
+    ("GET", "/v1/ping", "fusion_ping", 'SandboxFusion: the process answers "pong"', {"reply": str}),
+    ("GET", "/health", "fusion_health", "Calls can be taken", {"reply": wire.Ok}),
+)
 
 
 def _r(operation: str, name: str, summary: str, kind: Kind, **more: Any) -> Route:
@@ -234,6 +254,43 @@ ROUTES: tuple[Route, ...] = (
         "websocket",
         messages="From the server: one JSON text a WatchEvent.",
         query=(_PATH, Query(name="recursive", help="1: all below", schema="integer")),
+    ),
+    _r(
+        "POST /v1/fncall",
+        "fncall",
+        "Run a stateless call to its end",
+        "local",
+        request=wire_fncall.FnRequest,
+        reply=wire_fncall.FnResult,
+    ),
+    _r(
+        "POST /v1/fncall/submit",
+        "fncall_submit",
+        "Judge a submission by its tests",
+        "local",
+        request=wire_fncall.SubmitRequest,
+        reply=wire_fncall.SubmitResult,
+    ),
+    _r(
+        "POST /v1/fncall/cancel",
+        "fncall_cancel",
+        "End a call that waits or runs",
+        "local",
+        request=wire_fncall.CancelRequest,
+        reply=wire.Ok,
+    ),
+    _r(
+        "GET /v1/fncall/languages",
+        "fncall_languages",
+        "What an image can run",
+        "local",
+        reply=wire_fncall.LanguageList,
+        query=(Query(name="image", help="name or digest", required=True),),
+    ),
+    *(
+        _r(f"{method} {prefix}{path}", name + suffix, summary, "public", **more)
+        for prefix, suffix in (("", ""), ("/fusion/{fusion_key}", "_keyed"))
+        for method, path, name, summary, more in _FUSION
     ),
     _r("GET /v1/images", "images", "Images that nodes have", "local", reply=wire.ImageList),
     _r("GET /v1/whoami", "whoami", "The caller's namespace, bounds and use", "local", reply=WhoAmI),

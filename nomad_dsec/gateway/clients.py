@@ -141,7 +141,7 @@ class NodeClient:
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self.open(method, path, data=_payload(body), headers=_JSON if body is not None else None) as reply,
+                self.open(method, path, data=payload(body), headers=_JSON if body is not None else None) as reply,
             ):
                 if reply.status >= 400:
                     raise error_of(await self.read(reply, MAX_ERROR_BYTES), reply.status, self.endpoint.name)
@@ -196,7 +196,7 @@ class NodeClient:
         return ProtocolError("bad_node_reply", f"node {self.endpoint.name} broke the protocol: {what}")
 
 
-def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+def payload(body: bytes | None) -> bytes | io.BytesIO | None:
     """Aiohttp sends bytes in one go and warns when they are many; from a file object it sends them in turns."""
     return io.BytesIO(body) if body is not None and len(body) > _ONE_GO_BYTES else body
 

@@ -42,6 +42,7 @@ class GatewayMetrics:
             registry=registry,
         )
         self.inflight = Gauge("dsec_gateway_creates_inflight", "Creates under way", registry=registry)
+        self.calls = Gauge("dsec_gateway_fncalls_inflight", "Stateless calls under way", registry=registry)
         self.nodes = Gauge("dsec_gateway_nodes", "Nodes by standing", ["standing"], registry=registry)
         self.cuts = Counter("dsec_gateway_relays_cut_total", "Relays cut, by side", ["side"], registry=registry)
         self._request_of: dict[tuple[str, int], Counter] = {}

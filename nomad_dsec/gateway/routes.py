@@ -12,6 +12,8 @@ from libdsec.errors import CapacityError, DeniedError, DsecError, UsageError
 from libdsec.wire import CreateRequest, DrainRequest, NodeInfo, NodeList, Ok, State
 
 from nomad_dsec.gateway.api import ROUTES, KeyInfo, KeyList, KeyRequest, WhoAmI
+from nomad_dsec.gateway.call_routes import CallRoutes
+from nomad_dsec.gateway.doors.sandboxfusion_routes import FusionDoor
 from nomad_dsec.gateway.keys import Unauthenticated, check_namespace, require_admin
 from nomad_dsec.gateway.metrics import CONTENT_TYPE
 from nomad_dsec.gateway.nodes import Standing
@@ -36,6 +38,13 @@ class Routes:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._calls = CallRoutes(gateway.calls)
+        self._fusion = FusionDoor(
+            gateway.calls,
+            gateway.keys,
+            namespace=gateway.options.fusion_namespace,
+            image=gateway.options.fusion_image,
+        )
         self._document = msgspec.json.encode(render_openapi())
 
     def add_to(self, app: web.Application) -> None:
@@ -50,8 +59,15 @@ class Routes:
             elif route.kind == "verb":
                 handler = self._verb(route)
             else:
-                handler = self._local(route, getattr(self, f"_{route.name}"))
+                handler = self._local(route, self._act(route))
             app.router.add_route(route.method, path, handler)
+
+    def _act(self, route: Route) -> Callable[[web.Request, Any], Awaitable[web.StreamResponse]]:
+        name = route.name.removesuffix("_keyed")
+        for home in (self._calls, self._fusion):
+            if hasattr(home, name):
+                return getattr(home, name)  # type: ignore[no-any-return]  # looked up by the table's name
+        return getattr(self, f"_{name}")  # type: ignore[no-any-return]
 
     def _authenticate(self, request: web.Request) -> Principal:
         try:
@@ -224,6 +240,7 @@ class Routes:
         for standing in Standing:
             number = sum(node.standing is standing for node in gateway.table.by_endpoint.values())
             gateway.metrics.nodes.labels(standing.value).set(number)
+        gateway.metrics.calls.set(gateway.calls.under_way)
         body = await asyncio.to_thread(gateway.metrics.render)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 

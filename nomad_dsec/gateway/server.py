@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from nomad_dsec.clock import SYSTEM
+from nomad_dsec.gateway.calls import Calls
 from nomad_dsec.gateway.creates import Creates
 from nomad_dsec.gateway.db import lock_directory, open_database
 from nomad_dsec.gateway.endpoints import StaticSource, parse_endpoint
@@ -26,6 +27,7 @@ from nomad_dsec.gateway.quotas import Quotas
 from nomad_dsec.gateway.roster import Roster
 from nomad_dsec.gateway.routes import Routes
 from nomad_dsec.gateway.sandboxes import Sandboxes
+from nomad_dsec.gateway.shares import Shares
 from nomad_dsec.gateway.tasks import TaskRoom
 from nomad_dsec.httpd import error_middleware, listen_tcp
 from nomad_dsec.log import get_log
@@ -47,7 +49,7 @@ PURGE_EVERY_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
-    """Settings of section `gateway`. failpoint is for crash tests."""
+    """Settings of section `gateway`. failpoint is for crash tests. fusion_namespace "": its door wants keys."""
 
     data: Path
     source: NodeSource
@@ -55,6 +57,9 @@ class GatewayOptions:
     port: int = 0
     admin_key: str = ""
     create_inflight_max: int = 4096
+    fncall_inflight_max: int = 4096
+    fusion_namespace: str = ""
+    fusion_image: str = ""
     failpoint: str = ""
     pace: Pace = field(default_factory=Pace)
 
@@ -71,6 +76,7 @@ class Gateway:
     quotas: Quotas
     creates: Creates
     sandboxes: Sandboxes
+    calls: Calls
     table: NodeTable
     running: Running
 
@@ -123,6 +129,7 @@ class Gateway:
         self.quotas = Quotas(db, roster, table.refresh_rosters)
         self.creates = Creates(engine, self.quotas, inflight_max=options.create_inflight_max, spawn=room.spawn)
         self.sandboxes = Sandboxes(table)
+        self.calls = Calls(table, Shares(options.fncall_inflight_max))
         room.spawn(Heartbeats(table, options.source, on_seen=lambda *seen: self._remember(db, *seen)).run())
         reaper.recover()
         room.spawn(self._keep_house())

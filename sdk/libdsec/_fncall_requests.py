@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import msgspec
 
@@ -94,7 +94,16 @@ def submit_request(
     return checked(SubmitRequest, program=program, tests=wanted, stop_at_first=stop_at_first)
 
 
-def longest_s(request: FnRequest, *, tests: int = 1) -> float:
+class Bounded(Protocol):
+    """What of a call says how long it may take."""
+
+    limits: FnLimits
+    compile_limits: FnLimits
+    checker: Checker
+    queue_timeout_s: float
+
+
+def longest_s(request: Bounded, *, tests: int = 1) -> float:
     """Seconds within which a node must have answered: it waits, compiles, runs and checks within these."""
     each = request.limits.wall_s * (2 if request.checker.kind == "program" else 1)
     return request.queue_timeout_s + 2 * request.compile_limits.wall_s + each * tests + SLACK_S

@@ -7,6 +7,7 @@ or a restarting node daemon; anything else ends as a PlatformError that says tha
 from __future__ import annotations
 
 import asyncio
+import io
 import random
 import time
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_ERROR_BYTES = 256 * 1024
 IDLE_S = 300.0  # silence after which a waiting call is sent again: a peer that vanished without a FIN is noticed
+_ONE_GO_BYTES = 512 * 1024
 _QUICK_CONNECTIONS = 64
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -108,7 +110,9 @@ class Transport:
         decoder = decoder_of(kind)
 
         async def once() -> T:
-            async with self.open(method, path, data=data or None, quick=quick, timeout_s=timeout_s) as reply:
+            # aiohttp sends bytes in one go and warns when they are many; a file object it sends in turns
+            sent = io.BytesIO(data) if len(data) > _ONE_GO_BYTES else data or None
+            async with self.open(method, path, data=sent, quick=quick, timeout_s=timeout_s) as reply:
                 raw = await read_bounded(reply, max_bytes)
             return decode(raw, decoder)
 
