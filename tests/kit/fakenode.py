@@ -90,8 +90,12 @@ class FakeNode:
         app.router.add_get("/v1/sandboxes/{id}/execs/stream", self._stream)
         app.router.add_get("/v1/sandboxes/{id}/files", self._read)
         app.router.add_put("/v1/sandboxes/{id}/files", self._write)
+        self.routes(app)
         self._running = await listen_tcp(app, "127.0.0.1", self._port, shutdown_s=0.0)
         self._port = int(self._running.address.rpartition(":")[2])
+
+    def routes(self, app: web.Application) -> None:
+        """More routes, for subclasses."""
 
     async def stop(self) -> None:
         """Die: cut everything; the sandboxes stay, as they do on a real node."""
