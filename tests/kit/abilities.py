@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kit.peerclients import peers_home
 from tests.kit.vm.machine import kernel
 
 if TYPE_CHECKING:
@@ -180,6 +181,15 @@ def _landlock() -> str:
 def _landlock_scopes() -> str:
     abi = ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1)
     return "" if abi >= 6 else f"landlock has ABI {abi}; scopes came with 6 (Linux 6.12)"
+
+
+@ability("fusion-clients")
+def _fusion_clients() -> str:
+    try:
+        peers_home()
+    except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+        return f"verl's and SandboxFusion's clients can't be installed: {error}"
+    return ""
 
 
 @ability("ext4-prjquota")

@@ -101,7 +101,7 @@ class FnNode(FakeNode):
             self.running -= 1
 
     async def _run(self, asked: FnRequest, place: tuple[str, str]) -> FnResult:
-        word, _, rest = asked.code.partition(" ")
+        word, _, rest = asked.code.strip().partition(" ")
         base: dict[str, Any] = {"wall_s": 0.25, "cpu_s": 0.2, "queue_s": 0.5, "call_id": asked.call_id}
         if asked.language == "rust":
             raise UsageError("language_unavailable", "the image has no rustc", field="language")
