@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _VERSION = b"dsec fncall artefacts 1\0"
-SEAL_MIN_BYTES = 1
 
 
 class _Stored(msgspec.Struct, kw_only=True):
@@ -137,7 +136,7 @@ class ArtefactCache:
             os.utime(path)
             digest, body = raw[:32], raw[32:]
             if hashlib.sha256(body).digest() != digest:
-                raise ValueError("damaged")  # noqa: TRY301 - the one exit for all that is wrong with it
+                raise ValueError("damaged")
             return msgspec.msgpack.decode(body, type=_Stored)
         except FileNotFoundError:
             return None

@@ -1,7 +1,7 @@
 """One lane: a container of its own in which calls run, one at a time; started, set up, asked, checked, ended.
 
-Everything of it goes with this process: its PID 1 ends when our end of its socket closes, and what is left of its cgroup
-is swept at the next start of the node daemon, since no handle owns it.
+Everything of it goes with this process: its PID 1 ends when our end of its socket closes, and what is left of its
+cgroup is swept at the next start of the node daemon, since no handle owns it.
 """
 
 from __future__ import annotations

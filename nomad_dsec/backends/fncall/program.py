@@ -9,7 +9,7 @@ from libdsec.errors import UsageError
 
 from nomad_dsec.backends.fncall import lane_wire as wire
 from nomad_dsec.backends.fncall.lane_wire import LaneCall
-from nomad_dsec.backends.fncall.languages import BINARY, find_language, render
+from nomad_dsec.backends.fncall.languages import find_language, render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ COMPILE_DISK_MIB: Final = 512
 COMPILE_PIDS: Final = 256
 NOFILE: Final = 1024
 _BASE_ENV: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-_OWN_ENV: Final = {"HOME": "/tmp", "PWD": "/tmp/work", "USER": "nobody"}  # noqa: S108 - inside, the call's own
+_OWN_ENV: Final = {"HOME": "/tmp", "PWD": "/tmp/work", "USER": "nobody"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,5 +171,3 @@ def _call(
         nofile=NOFILE,
         flags=flags,
     )
-
-

@@ -1,20 +1,20 @@
-"""The zygote: run by an interpreter of the image (any CPython >= 3.8), once a lane; it forks a child for each call.
+"""The zygote: run by an interpreter of the image (CPython >= 3.8), once a lane; it forks a child for each call.
 
-Only its text is used here (lane.py passes it with -c). It imports nothing of ours, and what it imports is what calls
-find loaded. Its one socket (descriptor 3) goes to the lane's PID 1; the messages are those of guest/c/call.h.
+Only its text is used here (lane.py passes it with -c). It imports nothing of ours; what it imports is what calls find
+loaded. Its one socket (descriptor 3) goes to the lane's PID 1; the messages are those of guest/c/call.h.
+
+Each page that a child writes to is copied first, and a reference count is a write: a call costs what it touches. So
+`threading` and `random` are left out: their work after each fork copies 130 pages, half of what a small program does.
 """
 
-import os
-import sys
+from __future__ import annotations
 
-sys.path[:] = [entry for entry in sys.path if entry]
 import atexit
 import bisect  # noqa: F401
 import collections  # noqa: F401
 import ctypes
 import datetime  # noqa: F401
 import decimal  # noqa: F401
-import fractions  # noqa: F401
 import functools  # noqa: F401
 import gc
 import heapq  # noqa: F401
@@ -24,16 +24,17 @@ import json  # noqa: F401
 import math  # noqa: F401
 import mmap
 import operator  # noqa: F401
-import random  # noqa: F401
+import os
 import re  # noqa: F401
 import resource
-import signal  # noqa: F401
+import signal
 import socket
 import string  # noqa: F401
 import struct
-import threading
-import traceback  # noqa: F401
-import typing  # noqa: F401
+import sys
+import traceback
+import types
+import typing
 
 HEADER = struct.Struct("<IIQQQQQQQQQ6I")
 REPORT = struct.Struct("<IIIIQ")
@@ -42,28 +43,31 @@ NEWPID = 0x20000000
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 24, 38
 NOBODY = 65534
 WORK = "/tmp/work"
-STEP_ENTER, STEP_LIMITS, STEP_USER = 4, 5, 6
+STEP_FORK, STEP_ENTER, STEP_LIMITS, STEP_USER = 3, 4, 5, 6
 MESSAGE_MAX = 256 * 1024
+FDS = struct.Struct("4i")
+
+Header = typing.Tuple[int, ...]  # noqa: UP006 - read by Python 3.8 too
 
 libc = ctypes.CDLL(None, use_errno=True)
 page = mmap.mmap(-1, 4096)  # shared with the child: how far it came before the program began
 
 
-def checked(result):
+def checked(result: int) -> None:
+    """Raise what a C call left in errno."""
     if result != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def limit(kind, value, hard=None):
+def limit(kind: int, soft: int, hard: int) -> None:
+    """Set a limit, as far as the hard one in force lets us."""
     now_hard = resource.getrlimit(kind)[1]
-    hard = value if hard is None else hard
     if now_hard != resource.RLIM_INFINITY:
         hard = min(hard, now_hard)
-        value = min(value, hard)
-    resource.setrlimit(kind, (value, hard))
+    resource.setrlimit(kind, (min(soft, hard), hard))
 
 
-def become(header, fds):
+def become(header: Header, fds: Header) -> None:
     """Enter the call's namespaces and give up every right; mirrors call_child.c."""
     pidfd, stdin, stdout, stderr = fds
     page[0] = STEP_ENTER
@@ -73,18 +77,19 @@ def become(header, fds):
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.closerange(3, 4096)
-    with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
-        file.write(b"0")
+    killable = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(killable, b"0")
+    os.close(killable)
     os.umask(0o022)
     os.chdir(WORK)
     page[0] = STEP_LIMITS
     cpu_us, disk_bytes, stack_bytes, nofile = header[4], header[6], header[7], header[12]
     cpu_s = (cpu_us + 999999) // 1000000 + 1
     limit(resource.RLIMIT_CPU, cpu_s, cpu_s + 1)
-    limit(resource.RLIMIT_FSIZE, disk_bytes)
-    limit(resource.RLIMIT_STACK, stack_bytes)
-    limit(resource.RLIMIT_NOFILE, nofile)
-    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_FSIZE, disk_bytes, disk_bytes)
+    limit(resource.RLIMIT_STACK, stack_bytes, stack_bytes)
+    limit(resource.RLIMIT_NOFILE, nofile, nofile)
+    limit(resource.RLIMIT_CORE, 0, 0)
     page[0] = STEP_USER
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -95,8 +100,8 @@ def become(header, fds):
     page.close()  # the program must not be able to say that it never began
 
 
-def call(header, payload, fds):
-    """In the child: the program as __main__; returns the exit status."""
+def call(header: Header, payload: bytes, fds: Header) -> int:
+    """In the child: the program as __main__; the exit status."""
     try:
         become(header, fds)
     except OSError as error:
@@ -110,21 +115,20 @@ def call(header, payload, fds):
         os.environb[name] = value
     sys.argv[:] = [os.fsdecode(word) for word in words[:argc]]
     sys.path.insert(0, WORK)
-    module = type(sys)("__main__")
-    module.__file__ = sys.argv[0]
-    module.__builtins__ = __builtins__
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=sys.argv[0], __builtins__=__builtins__)
     sys.modules["__main__"] = module
     gc.enable()
-    return run(module)
+    return run(module.__dict__)
 
 
-def run(module):
+def run(names: dict[str, typing.Any]) -> int:
     """What python3 FILE does, but for the interpreter's own dismantling (clean=True has that)."""
     status = 0
     try:
-        with open(sys.argv[0], "rb") as file:
-            source = file.read()
-        exec(compile(source, sys.argv[0], "exec"), module.__dict__)
+        with open(sys.argv[0], "rb", buffering=0) as file:
+            source = file.readall()
+        exec(compile(source, sys.argv[0], "exec"), names)  # noqa: S102 - it is what this is for
     except SystemExit as end:
         status = exit_status(end.code)
     except KeyboardInterrupt:
@@ -137,23 +141,27 @@ def run(module):
         frames = error.__traceback__.tb_next if error.__traceback__ else None
         sys.excepthook(type(error), error.with_traceback(frames), frames)
     try:
-        threading._shutdown()
+        threading = sys.modules.get("threading")
+        if threading is not None:
+            threading._shutdown()
         atexit._run_exitfuncs()
     except BaseException:  # noqa: BLE001 - as above
         sys.excepthook(*sys.exc_info())
     return status if flush() else 120
 
 
-def exit_status(code):
+def exit_status(code: object) -> int:
+    """As the interpreter turns SystemExit's argument into a status."""
     if code is None:
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    print(code, file=sys.stderr)
+    sys.stderr.write(f"{code}\n")
     return 1
 
 
-def flush():
+def flush() -> bool:
+    """Write out what the program printed."""
     good = True
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -164,28 +172,33 @@ def flush():
     return good
 
 
-def serve(sock):
-    """One call at a time: fork into the call's pid namespace, wait, report."""
+def start(payload: bytes, fds: Header, sock: socket.socket) -> int:
+    """Fork into the call's pid namespace; the child's pid, or -1 with a report sent."""
+    try:
+        checked(libc.setns(fds[0], NEWPID))
+        child = os.fork()
+    except OSError as error:
+        sock.send(REPORT.pack(0, STEP_FORK, error.errno or 5, 0, 0))
+        return -1
+    if child == 0:
+        status = 1
+        try:
+            sock.close()
+            status = call(HEADER.unpack_from(payload), payload[HEADER.size :], fds)
+        finally:
+            os._exit(status)
+    return child
+
+
+def serve(sock: socket.socket) -> None:
+    """One call at a time: start it, wait, report."""
     while True:
-        payload, rights, _, _ = sock.recvmsg(MESSAGE_MAX, socket.CMSG_SPACE(16))
+        payload, rights, _, _ = sock.recvmsg(MESSAGE_MAX, socket.CMSG_SPACE(FDS.size))
         if not payload:
             os._exit(0)
-        fds = struct.unpack("4i", rights[0][2][:16])
-        header = HEADER.unpack_from(payload)
+        fds = FDS.unpack(rights[0][2][: FDS.size])
         page[0:2] = b"\0\0"
-        try:
-            checked(libc.setns(fds[0], NEWPID))
-            child = os.fork()
-        except OSError as error:
-            sock.send(REPORT.pack(0, 3, error.errno or 5, 0, 0))
-            child = -1
-        if child == 0:
-            sock.close()
-            status = 1
-            try:
-                status = call(header, payload[HEADER.size :], fds)
-            finally:
-                os._exit(status)
+        child = start(payload, fds, sock)
         for fd in fds:
             os.close(fd)
         if child > 0:
@@ -193,22 +206,21 @@ def serve(sock):
             sock.send(REPORT.pack(status, page[0] if status else 0, page[1], 0, use.ru_maxrss))
 
 
-def rehearse():
-    """Load what the first call would load: codecs, the compiler, a formatted exception."""
-    exec(compile("print('', end='')", "main.py", "exec"), {})
+def rehearse() -> None:
+    """Load what the first call would load: the compiler, codecs, a formatted exception."""
+    exec(compile("print('', end='')", "main.py", "exec"), {})  # noqa: S102 - as in run
     "".join(traceback.format_exception_only(ValueError, ValueError("x")))
-    "é".encode("utf-8").decode("latin-1")
+    "\xe9".encode().decode("latin-1")
 
 
-def main():
+def main() -> None:
+    """Until the lane's PID 1 closes its end."""
+    sys.path[:] = [entry for entry in sys.path if entry]
     rehearse()
     for cap in range(64):  # what an execve could give back; what we hold now is not touched
         if libc.prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0:
             break
     sock = socket.socket(fileno=3)
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors=stream.errors)
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -216,4 +228,5 @@ def main():
     serve(sock)
 
 
-main()
+if __name__ == "__main__":
+    main()
