@@ -28,6 +28,7 @@ NOUNS = {
     "node": "node daemons",
     "gateway": "the gateway",
     "key": "API keys",
+    "nomad": "task drivers for a Nomad client",
     "doctor": "what this host can and can't do, and how to fix it",
     "top": "live view of nodes and sandboxes",
     "config": "settings and where each came from",
