@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NOUNS = {
     "dev": "run everything on this machine",
     "sandbox": "create, use and end sandboxes",
+    "fncall": "stateless calls: run a program, judge a submission",
     "image": "images of this machine's store",
     "node": "node daemons",
     "gateway": "the gateway",
