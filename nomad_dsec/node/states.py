@@ -53,7 +53,7 @@ def check_transition(sandbox: str, old: State, new: State) -> None:
 
 
 def check_verb(sandbox: str, state: State, verb: str, *, reason: str = "", message: str = "") -> None:
-    """StateError wrong_state when the verb can't begin now; names the state, why it ended, and the states allowed."""
+    """StateError sandbox_ended, or wrong_state when the verb can't begin now; names the state, why it ended, and the states allowed."""
     allowed = ALLOWED[verb]
     if state in allowed:
         return
@@ -62,10 +62,12 @@ def check_verb(sandbox: str, state: State, verb: str, *, reason: str = "", messa
         "paused": "resume it first",
         "exited": "it has ended; create another",
         "lost": "it is lost; create another",
+        "stopping": "it is ending; create another",
         "creating": "wait until create returns",
     }.get(state, "try again when the running change is done")
     raise StateError(
-        "sandbox_ended" if not is_live(state) else "wrong_state",
+        # What is stopping has its reason and never comes back: to a caller it has ended already.
+        "sandbox_ended" if state == "stopping" or not is_live(state) else "wrong_state",
         f"{sandbox} is {state}{why}; {verb} needs {' or '.join(allowed)}",
         hint=hint,
         retry_after_s=0.1 if state in ("pausing", "resuming") else None,
