@@ -37,13 +37,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, default=Path("demo-report"), metavar="DIR", help="where the report goes")
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--size", type=int, default=8, help="rollouts in a group")
+    parser.add_argument("--submissions", type=int, default=250, help="programs to judge; 0: leave that stage out")
     parser.add_argument("--no-crash", action="store_true", help="leave the node daemon alone")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 async def run(args: argparse.Namespace) -> int:
-    """Image, dev, stages, report. Exit code 1 when a sandbox was lost, left over, or a rollout had to be masked."""
+    """Image, dev, stages, report.
+
+    Exit code 1 when a sandbox was lost or left over, a rollout had to be masked, or a submission was judged wrongly.
+    """
     layout = Layout((args.data or DEFAULT_DATA).absolute())
     layout.prepare()
     images = (args.images or layout.images).absolute()
@@ -52,7 +56,13 @@ async def run(args: argparse.Namespace) -> int:
     state = await control.start_detached(layout, ["dev", "run", "--data", str(layout.data), "--images", str(images)])
     try:
         with bars() as progress:
-            options = DemoOptions(image=image, groups=args.groups, size=args.size, crash=not args.no_crash)
+            options = DemoOptions(
+                image=image,
+                groups=args.groups,
+                size=args.size,
+                submissions=args.submissions,
+                crash=not args.no_crash,
+            )
             outcome = await run_demo(layout, state, options, progress)
     finally:
         say("stopping dsec dev ...")
@@ -61,7 +71,8 @@ async def run(args: argparse.Namespace) -> int:
     page = args.report / "index.html"
     page.write_text(render(outcome), "utf-8")
     _tell(outcome, page, as_json=args.json)
-    return 1 if outcome.lost or outcome.left_over or outcome.faults else 0
+    astray = outcome.judging.astray if outcome.judging is not None else []
+    return 1 if outcome.lost or outcome.left_over or outcome.faults or astray else 0
 
 
 def _image(store_path: Path, wanted: str) -> str:
@@ -85,9 +96,12 @@ def _tell(outcome: Outcome, page: Path, *, as_json: bool) -> None:
         return
     table = Table(title="dsec demo", show_header=False, title_justify="left")
     for name, value in outcome.summary():
-        good = name in {"sandboxes lost", "rollouts masked by faults", "left over at the end"}
+        good = name in {"sandboxes lost", "rollouts masked by faults", "verdicts astray", "left over at the end"}
         table.add_row(name, f"[{'green' if value == '0' else 'bold red'}]{value}" if good else value)
     talk().print(table)
     for rollout in outcome.faults:
         say(f"masked: group {rollout.group + 1}, {rollout.agent}: {rollout.fault}")
+    for one in outcome.judging.astray if outcome.judging is not None else ():
+        got = one.verdict or one.error
+        say(f"astray: {one.submission.title} ({one.submission.language}) got {got}, not {one.submission.verdict}")
     print(page)

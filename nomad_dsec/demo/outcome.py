@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from nomad_dsec.demo.measure import Latencies, percentile
 
 if TYPE_CHECKING:
+    from nomad_dsec.demo.judging import Judging
     from nomad_dsec.demo.probes import Isolation
     from nomad_dsec.demo.rollout import Rollout
 
@@ -37,6 +38,7 @@ class Outcome:
     groups_ms: list[float] = field(default_factory=list)
     crash: Crash | None = None
     isolation: Isolation | None = None
+    judging: Judging | None = None
     lost: int = 0
     left_over: int = 0
     took_s: float = 0.0
@@ -77,8 +79,21 @@ class Outcome:
         if self.isolation is not None:
             denied, tried = self.isolation.denied("default"), len(self.isolation.outcomes)
             rows.append(("attempts denied, default profile", f"{denied} of {tried}"))
+        rows += self._judged()
         rows.append(("left over at the end", str(self.left_over)))
         return rows
+
+    def _judged(self) -> list[tuple[str, str]]:
+        if self.judging is None:
+            return []
+        if not self.judging.judged:
+            return [("submissions judged", "none: " + "; ".join(self.judging.missing))]
+        given = self.judging.verdicts()
+        return [
+            ("submissions judged", f"{len(self.judging.judged)} in {self.judging.took_s:.1f} s"),
+            ("verdicts", ", ".join(f"{verdict} {count}" for verdict, count in given.most_common())),
+            ("verdicts astray", str(len(self.judging.astray))),
+        ]
 
     def _rewards(self) -> str:
         rewards = [rollout.reward for rollout in self.rollouts if rollout.reward is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from nomad_dsec.demo import charts
+from nomad_dsec.demo import charts, report_judging
 from nomad_dsec.demo.probes import PROFILES
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def render(outcome: Outcome) -> str:
         _section("Rewards by group", _REWARD_WORDS, charts.rewards(outcome.rollouts), _agents(outcome)),
         _section("Latency, SDK to SDK", "One after the other, through gateway and node daemon.", _latency(outcome)),
         _isolation(outcome),
+        _judging(outcome),
         _section("Summary", "", _table(("what", "found"), outcome.summary())),
         "<footer>Written by <code>dsec demo</code>; numbers are of this run on this machine.</footer>",
     ]
@@ -88,6 +89,7 @@ def _tiles(outcome: Outcome) -> str:
         "rewards",
         "sandboxes lost",
         "attempts denied, default profile",
+        "submissions judged",
     )
     rows = dict(outcome.summary())
     found = ((name, escape(rows[name])) for name in wanted if name in rows)
@@ -163,6 +165,14 @@ def _isolation(outcome: Outcome) -> str:
     title = "<h2 style='margin-top:20px'>A result is not a fault</h2>"
     ends = title + _table(("a command that", "is told as"), isolation.ends)
     return _section("Isolation", "What was tried from inside, and the answer of the kernel.", table, notes, ends)
+
+
+def _judging(outcome: Outcome) -> str:
+    found = outcome.judging
+    if found is None:
+        return ""
+    tables = (report_judging.verdict_table(found), report_judging.kinds_table(found)) if found.judged else ()
+    return _section("Judged submissions", report_judging.words(found), *tables, report_judging.notes(found))
 
 
 def _section(title: str, words: str, *parts: str) -> str:

@@ -16,6 +16,7 @@ from libdsec.sandbox import AsyncSandbox
 from libdsec.wire import LIVE_STATES
 
 from nomad_dsec.demo.agents import cast
+from nomad_dsec.demo.judging import judge
 from nomad_dsec.demo.measure import machine_facts, measure
 from nomad_dsec.demo.outcome import Crash, Outcome
 from nomad_dsec.demo.probes import PROFILES, probe
@@ -36,7 +37,10 @@ _BACK_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """groups of `size` rollouts; creates, execs and burst: how much the latency stage does."""
+    """groups of `size` rollouts; creates, execs and burst: how much the latency stage does.
+
+    submissions: how many the judging stage judges; 0 leaves it out.
+    """
 
     image: str
     groups: int = 4
@@ -44,6 +48,7 @@ class DemoOptions:
     creates: int = 40
     execs: int = 400
     burst: int = 120
+    submissions: int = 250
     crash: bool = True
 
 
@@ -60,6 +65,9 @@ async def run_demo(layout: Layout, state: DevState, options: DemoOptions, progre
         await _rollouts(client, layout, options, outcome, with_bar)
         moved = with_bar.start("isolation: what must not work", len(PROFILES) + 1)
         outcome.isolation = await probe(client, options.image, moved)
+        if options.submissions:
+            moved = with_bar.start("judging: submissions in several languages", options.submissions)
+            outcome.judging = await judge(client, options.image, options.submissions, moved)
         left = await AsyncSandbox.list(client=client)
         outcome.lost = sum(1 for info in left if info.state == "lost")
         outcome.left_over = sum(1 for info in left if info.state in LIVE_STATES)
