@@ -126,7 +126,13 @@ SUBMISSIONS: tuple[Submission, ...] = (
         title="spins in a child", language="bash", verdict="cpu_time_limit", code="(while :; do :; done) & wait"
     ),
     Submission(title="for (;;)", language="c", verdict="cpu_time_limit", code="int main(void) { for (;;) ; }"),
-    Submission(title="sleeps", language="python", verdict="wall_time_limit", code="import time; time.sleep(60)"),
+    Submission(
+        title="sleeps",
+        language="python",
+        verdict="wall_time_limit",
+        limits=ASLEEP,
+        code="import time; time.sleep(60)",
+    ),
     Submission(
         title="ignores SIGTERM in a session of its own",
         language="bash",
