@@ -80,6 +80,33 @@ def crun_series(bundle: Path, *, count: int, workers: int) -> tuple[list[float],
     return answer["ms"], answer["per_s"]
 
 
+async def _docker_series(image: str, count: int, workers: int) -> float:
+    async def work(times: int) -> None:
+        for _ in range(times):
+            child = await asyncio.create_subprocess_exec(
+                *("docker", "run", "--rm", "--network", "none", image, "python3", "-c", "print(1)"),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+            )
+            code = await asyncio.wait_for(child.wait(), 60)
+            if code != 0:
+                raise RuntimeError(f"docker run ended with {code}")
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(workers):
+            group.create_task(work(count // workers))
+    return count / (time.perf_counter() - began)
+
+
+def docker_rate(*, count: int, workers: int, image: str = "python:3-slim") -> float | None:
+    """`docker run --rm` of print(1) a second; None where no engine answers or it has not got the image."""
+    if shutil.which("docker") is None:
+        return None
+    probe = subprocess.run(["docker", "image", "inspect", image], capture_output=True, timeout=30, check=False)
+    return asyncio.run(_docker_series(image, count, workers)) if probe.returncode == 0 else None
+
+
 def has_crun() -> bool:
     """Whether the yardstick is here."""
     return shutil.which("crun") is not None

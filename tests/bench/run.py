@@ -19,8 +19,8 @@ from tests.bench.live import DSEC, ROOT, machine
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOURCE = "debootstrap:bookworm?include=python3,python3-pytest,gcc,git,ca-certificates,procps"
-NAMES = ("create", "exec", "idle", "cycles")
+SOURCE = "debootstrap:bookworm?include=python3,python3-pytest,gcc,g++,git,ca-certificates,procps"
+NAMES = ("create", "exec", "idle", "cycles", "fncall")
 
 
 @dataclass(frozen=True)
