@@ -174,8 +174,8 @@ async def assemble(node: Node) -> Assembled:
     await grants.recover()
     await follower.recover()
     node.room.spawn("sweep tasks", follower.sweep_forever())
-    fingerprint = Fingerprint(node, supervisor)
     lanes = Lanes(node)
+    fingerprint = Fingerprint(node, supervisor, lanes)
     node.room.spawn("cull lanes", lanes.cull())
     routes = Routes(node, creator, verbs, execs, Files(execs), fingerprint, supervisor, FncallRoutes(lanes))
     return Assembled(

@@ -14,6 +14,7 @@ from nomad_dsec.log import get_log
 
 if TYPE_CHECKING:
     from nomad_dsec.node.core import Node
+    from nomad_dsec.node.lanes import Lanes
     from nomad_dsec.node.supervisor import Supervisor
 
 log = get_log(__name__)
@@ -22,9 +23,10 @@ log = get_log(__name__)
 class Fingerprint:
     """Makes NodeInfo; `seq` rises with each, so that late ones are told from new ones."""
 
-    def __init__(self, node: Node, supervisor: Supervisor) -> None:
+    def __init__(self, node: Node, supervisor: Supervisor, lanes: Lanes) -> None:
         self._node = node
         self._supervisor = supervisor
+        self._lanes = lanes
         self._seq = 0
         self.address = ""
 
@@ -59,13 +61,14 @@ class Fingerprint:
         except DsecError as error:
             log.warning("the image store can't be read", error=str(error))
             images = []
+        backends = [await self._supervisor.fingerprint(name) for name in sorted(node.backends)]
         return NodeInfo(
             node=node.id,
             version=node.version,
             address=self.address,
             draining=node.draining,
             boot_id=node.boot_id,
-            backends=[await self._supervisor.fingerprint(name) for name in sorted(node.backends)],
+            backends=[*backends, self._lanes.offer(backends)],
             capacity=self.capacity(),
             images=images,
             counts=self.counts(),

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from libdsec.errors import CapacityError, NotSupported
+from libdsec.wire import BackendFingerprint
 
 from nomad_dsec.backends.container.backend import ContainerBackend
 from nomad_dsec.backends.container.native import NativeLauncher
@@ -22,7 +23,7 @@ from nomad_dsec.backends.fncall.runner import Runner
 from nomad_dsec.node.fingerprint import machine_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
 
     from libdsec.wire_fncall import FnRequest, FnResult, LanguageList, SubmitRequest, SubmitResult
 
@@ -67,6 +68,13 @@ class Lanes:
             self._launcher = NativeLauncher(config.init_binary, backend.host.cgroups.layout)
         name = f"lane-{self._node.id}-{next(self._names)}"
         return await Lane.start(backend, self._launcher, name=name, digest=kind.digest, zygote=kind.zygote)
+
+    def offer(self, backends: Sequence[BackendFingerprint]) -> BackendFingerprint:
+        """What this node says of calls: they run in lanes, which are containers."""
+        container = next((one for one in backends if one.name == "container"), None)
+        if container is None or not isinstance(self._node.backends.get("container"), ContainerBackend):
+            return BackendFingerprint(name="fncall", available=False, reason="this node runs no containers")
+        return BackendFingerprint(name="fncall", available=container.available, reason=container.reason)
 
     async def cull(self) -> None:
         """Runs until cancelled: lanes of images that nobody asks for go."""
