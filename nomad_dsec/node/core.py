@@ -42,7 +42,7 @@ class Entry:
 
     lock: held by the verb that changes the state. ending: set when its end has begun and its reason stands, so that
     execs in flight learn why they were cut. ended: set when nothing of it is left. error: why its creation failed,
-    for a repeated create. oom_kills: the highest count seen.
+    for a repeated create.
     """
 
     row: Row
@@ -56,7 +56,6 @@ class Entry:
     stopping: asyncio.Task[None] | None = None
     watching: asyncio.Task[None] | None = None
     channel: GuestChannel | None = None
-    oom_kills: int = 0
     stop_failures: int = 0
     retry_at: float = 0.0
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import signal
 from typing import TYPE_CHECKING
 
 from libdsec.errors import (
@@ -174,12 +173,14 @@ class Execs:
         """The wire's form; a program that never ran is an error, not an exit code."""
         if outcome.start_error is not None:
             raise start_error(entry, outcome.exec_id, outcome.start_error, shell=shell)
+        if outcome.oom_killed:
+            await self._note_kills(entry)
         return ExecReply(
             exec_id=outcome.exec_id,
             exit_code=outcome.exit_code,
             signal=outcome.signal,
             timed_out=outcome.timed_out,
-            oom_killed=await self._oom_killed(entry, outcome),
+            oom_killed=outcome.oom_killed,
             stdout=outcome.stdout,
             stderr=outcome.stderr,
             truncated=outcome.truncated,
@@ -190,23 +191,14 @@ class Execs:
             max_rss_mib=outcome.max_rss_kib / 1024,
         )
 
-    async def _oom_killed(self, entry: Entry, outcome: ExecOutcome) -> bool:
-        """Whether the kernel's OOM killer struck: it ended by a SIGKILL that was not ours and the counter rose.
-
-        A shell reports a child's SIGKILL as 137. The counter is the sandbox's, so of several execs killed at the same
-        moment each may claim it.
-        """
-        sigkill = outcome.signal == signal.SIGKILL or outcome.exit_code == 128 + signal.SIGKILL
-        if not sigkill or outcome.timed_out or outcome.host_signal == signal.SIGKILL or entry.row.handle is None:
-            return False
+    async def _note_kills(self, entry: Entry) -> None:
+        """Let the backend see the count, so that this kill is not taken for the cause when init ends one day."""
+        if entry.row.handle is None:
+            return
         try:
-            count = (await self._node.backend_of(entry).stats(to_handle(entry.row.handle))).oom_kills
+            await self._node.backend_of(entry).stats(to_handle(entry.row.handle))
         except (DsecError, OSError) as error:
-            log.warning("an exec's SIGKILL could not be told from OOM", sandbox=entry.row.id, error=repr(error))
-            return False
-        rose = count > entry.oom_kills
-        entry.oom_kills = max(count, entry.oom_kills)
-        return rose
+            log.warning("a sandbox could not be measured", sandbox=entry.row.id, error=repr(error))
 
     async def ls(self, entry: Entry) -> list[ExecReply]:
         """All execs that the guest remembers, without output."""
@@ -257,6 +249,7 @@ def _from_state(state: ExecState) -> ExecReply:
         exit_code=state.exit_code,
         signal=state.signal,
         timed_out=state.timed_out,
+        oom_killed=state.oom_killed,
         total_bytes=state.total_bytes,
         offset=state.total_bytes,
         duration_s=state.duration_s,

@@ -130,10 +130,10 @@ class Recovery:
         )
 
     async def _baseline(self, entry: Entry) -> None:
-        """OOM kills of the time before must not be laid at the next exec's door."""
+        """OOM kills of the time before must not be taken for the cause when its init ends."""
         assert entry.row.handle is not None
         try:
-            entry.oom_kills = (await self._node.backend_of(entry).stats(to_handle(entry.row.handle))).oom_kills
+            await self._node.backend_of(entry).stats(to_handle(entry.row.handle))
         except (DsecError, OSError) as error:
             log.warning("a sandbox could not be measured", sandbox=entry.row.id, error=repr(error))
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from libdsec.errors import UsageError
 from libdsec.wire import Ok
 from libdsec.wire_fncall import (
     DIGEST_HEADER,
-    MAX_STDIN_BYTES,
+    MAX_CALL_BYTES,
     NAMESPACE_HEADER,
     CancelRequest,
     FnRequest,
@@ -20,9 +20,6 @@ from nomad_dsec.httpd import json_reply, read_json
 
 if TYPE_CHECKING:
     from nomad_dsec.node.lanes import Lanes
-
-# Input in base64, and room for the files of the same request.
-MAX_BODY_BYTES: Final = 2 * MAX_STDIN_BYTES
 
 
 class FncallRoutes:
@@ -42,12 +39,12 @@ class FncallRoutes:
 
     async def run(self, request: web.Request) -> web.Response:
         """POST: one call. A connection that ends first cancels it."""
-        wanted = await read_json(request, FnRequest, max_bytes=MAX_BODY_BYTES)
+        wanted = await read_json(request, FnRequest, max_bytes=MAX_CALL_BYTES)
         return json_reply(await self._lanes.run(wanted, namespace=_namespace(request), digest=_digest(request)))
 
     async def submit(self, request: web.Request) -> web.Response:
         """POST: a program and its tests."""
-        wanted = await read_json(request, SubmitRequest, max_bytes=MAX_BODY_BYTES)
+        wanted = await read_json(request, SubmitRequest, max_bytes=MAX_CALL_BYTES)
         return json_reply(await self._lanes.submit(wanted, namespace=_namespace(request), digest=_digest(request)))
 
     async def cancel(self, request: web.Request) -> web.Response:

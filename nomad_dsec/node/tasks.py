@@ -202,7 +202,9 @@ class Tasks:
         except TimeoutError:
             return
         if task.start_error is not None:
-            raise start_error(entry, task.row.key, task.start_error, shell=False)
+            error = start_error(entry, task.row.key, task.start_error, shell=False)
+            error.message = f"{task.row.argv[0][:200]}: {error.message}"
+            raise error
 
     async def _undo(self, task: LiveTask) -> None:
         """A start that failed leaves neither sandbox nor record."""

@@ -98,7 +98,8 @@ class Follower:
         if outcome is not None and entry is not None:
             if outcome.start_error is not None:
                 task.start_error = outcome.start_error
-                return {"error": f"{outcome.start_error.code}: {outcome.start_error.message}"}
+                failed = outcome.start_error
+                return {"error": f"{failed.code}: {task.row.argv[0][:200]}: {failed.message}"}
             reply = await self._execs.reply(entry, outcome)
             return {"exit_code": reply.exit_code, "signal": reply.signal, "oom_killed": reply.oom_killed}
         if task.killed:
@@ -143,8 +144,6 @@ class Follower:
                 continue
             if task.row.state == "starting":
                 await self._tasks.save(task, durable=True, state="running", started_at=self._node.clock.now())
-            if entry is not None:
-                entry.oom_kills = 0  # a kill while nobody looked is this task's: nothing else ran in its sandbox
             self._tasks.follow(task, self._reopened(task))
 
     async def _was_started(self, task: LiveTask, entry: Entry | None) -> bool:

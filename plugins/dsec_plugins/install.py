@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAMES = ("dsec-container", "dsec-pool")
 SHEBANG_BYTES = 255  # BINPRM_BUF_SIZE of Linux 5.1 and later, less the newline
@@ -44,7 +47,8 @@ def check_interpreter(interpreter: str) -> None:
 
 def install(plugin_dir: Path, *, names: tuple[str, ...] = NAMES, interpreter: str = "") -> list[Path]:
     """Write the entry files; returns their paths. Safe to repeat, also while an agent runs: it starts them by exec."""
-    chosen = os.path.abspath(interpreter or sys.executable)  # not resolved: a venv's link is what makes it that venv
+    # Not resolved: a venv's link to its interpreter is what makes it that venv.
+    chosen = os.path.abspath(interpreter or sys.executable)  # noqa: PTH100
     unknown = sorted(set(names) - set(NAMES))
     if unknown:
         raise InstallError(f"there is no driver {unknown[0]!r}; choose from {', '.join(NAMES)}")
