@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
-from libdsec.wire_fncall import CompileResult
+from libdsec.wire_fncall import CompileResult  # noqa: TC002 - msgspec reads it
 
 from nomad_dsec.backends.fncall.languages import BINARY
 from nomad_dsec.linux.memfd import make_memfd

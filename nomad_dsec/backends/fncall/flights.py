@@ -38,11 +38,13 @@ class Flights:
             flight.task.add_done_callback(lambda _: self._flights.pop(key, None))
         flight.waiters += 1
         try:
-            return await asyncio.shield(flight.task)  # type: ignore[no-any-return]
+            result: T = await asyncio.shield(flight.task)
         except asyncio.CancelledError:
             if flight.is_cancelled and flight.task.done():
                 raise StateError("cancelled", f"call {call_id} was cancelled") from None
             raise
+        else:
+            return result
         finally:
             flight.waiters -= 1
             if not flight.waiters and not flight.task.done():

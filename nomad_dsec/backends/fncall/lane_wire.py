@@ -115,9 +115,8 @@ def unpack_header(message: bytes) -> tuple[int, int]:
 
 def unpack_reply(message: bytes, body: bytes) -> LaneReply:
     """A whole reply; `body`: stdout, stderr and files, wherever they came from."""
-    _, flags, number, step, error, status, count, wall, cpu, rss, ooms, memory, out, err, size = REPLY.unpack_from(
-        message
-    )
+    fields = REPLY.unpack_from(message)
+    _, flags, number, step, error, status, count, wall, cpu, rss, ooms, memory, out, err, size = fields
     if len(body) < out + err + size:
         raise PlatformError("lane_protocol", "a reply is cut short")
     files, unfetched = _unpack_files(body[out + err : out + err + size], count)

@@ -1,7 +1,7 @@
 """Warm lanes, by what they are for. A lane is handed to one call at a time, and to none before it is as good as new.
 
-Marks: below `low` idle lanes of a kind in use the pool starts more, up to `target`; never more than `high` lanes in all:
-then the longest idle one of another kind makes room. A kind that nobody asked for in `idle_s` is let go entirely.
+Marks: below `low` idle lanes of a kind in use the pool starts more, up to `target`; never more than `high` lanes in
+all: then the longest idle one of another kind makes room. A kind that nobody asked for in `idle_s` is let go entirely.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run in a lane: wait for a turn, take a lane, write its limits, ask it, look whether it is as new, give it back."""
+"""One run in a lane: wait for a turn, take a lane, write its limits, ask it, look if it is as new, give it back."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 from libdsec.errors import DeadlineExceeded, PlatformError, StateError
 
 from nomad_dsec.backends.fncall import lane_wire as wire
-from nomad_dsec.backends.fncall.lane import Lane, Room
 from nomad_dsec.linux.memfd import make_memfd
 
 if TYPE_CHECKING:
+    from nomad_dsec.backends.fncall.lane import Lane, Room
     from nomad_dsec.backends.fncall.lane_wire import LaneCall, LaneReply
     from nomad_dsec.backends.fncall.pool import LaneKind, LanePool
     from nomad_dsec.backends.fncall.queue import FairQueue
