@@ -102,7 +102,7 @@ class Backend(Protocol):
         ...
 
     async def stats(self, handle: Handle) -> Metrics:
-        """Use now; oom_kills is a running count, by which an exec's OOM is told."""
+        """Use now; oom_kills is a running count. Those seen here are not the cause of a later end of init."""
         ...
 
     async def sweep(self, keep: Sequence[Handle]) -> list[str]:

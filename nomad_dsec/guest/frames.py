@@ -107,6 +107,7 @@ class Tag(enum.IntEnum):
     BACKGROUND = 38
     HOST_SIGNAL = 39
     ATTACHED = 40
+    OOM_KILLED = 41
     PATH = 50
     TARGET = 51
     OFFSET = 52

@@ -107,7 +107,7 @@ class StartError:
 class ExecOutcome:
     """How an exec ended. Exactly one of exit_code, signal and start_error is set.
 
-    oom_killed: always False from the guest, which can't see memory events; the host fills it in.
+    oom_killed: the kernel killed it, or what its shell waited for, because the sandbox had no memory left.
     host_signal: the last signal that SIGNAL sent to it (0: none), so that a SIGKILL of ours is told from others.
     total_bytes: written by the program; truncated: stdout + stderr hold less than that.
     max_rss_kib and cpu_s are those of the program and its reaped children (wait4(2)).
@@ -144,6 +144,7 @@ class ExecState:
     signal: int | None = None
     start_error: StartError | None = None
     timed_out: bool = False
+    oom_killed: bool = False
     host_signal: int = 0
     total_bytes: int = 0
     head_end: int = 0

@@ -64,6 +64,11 @@ class Cgroup:
         """The v1 files to which the launcher writes a pid, or "0" for itself, besides the clone into `unified`."""
         return tuple(f"{path}/cgroup.procs" for name, path in self.paths.items() if name != UNIFIED)
 
+    @property
+    def oom_file(self) -> str:
+        """The file with the line `oom_kill N`; /dev/null, which counts none, where nothing limits memory."""
+        return counts.oom_file(self.layout, self.paths) or os.devnull
+
     def path_of(self, controller: str) -> str:
         """The directory where a controller's files are; "" when nothing here has that controller."""
         return files.path_of(self.layout, self.paths, controller)
@@ -121,7 +126,7 @@ class Cgroup:
         )
 
     def oom_kills(self) -> int:
-        """Only that running count: the one file that tells an exec's OOM kill from another SIGKILL."""
+        """Only that running count."""
         return counts.oom_kills(self.layout, self.paths) - self.baseline.get("oom_kill", 0)
 
     def start_counting(self) -> None:

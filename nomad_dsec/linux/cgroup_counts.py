@@ -12,10 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def oom_kills(layout: Layout, paths: Mapping[str, str]) -> int:
-    """Processes that the kernel killed for memory: memory.events on v2, memory.oom_control on v1 (4.13)."""
+def oom_file(layout: Layout, paths: Mapping[str, str]) -> str:
+    """Where OOM kills are counted: memory.events on v2, memory.oom_control on v1 (4.13); "" when nothing does."""
+    directory = path_of(layout, paths, "memory")
     name = "memory.events" if "memory" in layout.v2 else "memory.oom_control"
-    return parse_keyed(_text(layout, paths, "memory", name)).get("oom_kill", 0)
+    return f"{directory}/{name}" if directory else ""
+
+
+def oom_kills(layout: Layout, paths: Mapping[str, str]) -> int:
+    """Processes that the kernel killed for memory."""
+    file = oom_file(layout, paths)
+    return parse_keyed(_read(file)).get("oom_kill", 0) if file else 0
 
 
 def read_counts(layout: Layout, paths: Mapping[str, str]) -> dict[str, int]:

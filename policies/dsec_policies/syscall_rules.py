@@ -79,7 +79,7 @@ PROCESSES = _words("""
     arch_prctl capget capset clone3 execve execveat exit exit_group fork vfork get_robust_list set_robust_list
     getcpu getegid geteuid getgid getgroups getpgid getpgrp getpid getppid getpriority getrandom getresgid getresuid
     getrlimit getrusage getsid gettid getuid ioprio_get ioprio_set kill landlock_add_rule landlock_create_ruleset
-    landlock_restrict_self pidfd_open pidfd_send_signal prlimit64 rt_sigaction rt_sigpending rt_sigprocmask
+    landlock_restrict_self pidfd_open pidfd_send_signal rt_sigaction rt_sigpending rt_sigprocmask
     rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max
     sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
     sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield set_tid_address setfsgid setfsuid
@@ -140,6 +140,13 @@ PR_SET_SECCOMP = 22
 PRCTL = GuardedCall(
     rules=(Rule(when=(Match(arg=0, value=PR_SET_SECCOMP),), verdict="EINVAL", why="own seccomp filters"),),
     otherwise="allow",
+)
+
+#: The kernel asks only for the same uids here, not for the target's capabilities as for priority and affinity, and every
+#: later exec inherits what dsec-init is given: no descriptors, a second of CPU time.
+INIT_PID = 1
+PRLIMIT = GuardedCall(
+    rules=(Rule(when=(Match(arg=0, value=INIT_PID),), verdict="EPERM", why="limits of dsec-init"),), otherwise="allow"
 )
 
 # -- sockets -------------------------------------------------------------------------------------------------------
@@ -265,6 +272,7 @@ GUARDED: dict[str, GuardedCall] = {
     "unshare": UNSHARE,
     "personality": personality(PERSONALITIES),
     "prctl": PRCTL,
+    "prlimit64": PRLIMIT,
     "socket": SOCKET,
     "socketpair": SOCKETPAIR,
     "setsockopt": SETSOCKOPT,

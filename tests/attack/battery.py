@@ -87,6 +87,8 @@ SYSTEM_CALLS = (
     refused("personality READ_IMPLIES_EXEC", call("personality", 0x400000)),
     refused("modify_ldt", call("modify_ldt", 0, "#64", 64)),
     refused("ask for a seccomp filter", call("seccomp", 2, 0, "#4"), denied=errno.EINVAL),
+    refused("limits of PID 1, which later execs inherit", call("prlimit64", 1, 7, 0, 0)),
+    refused("limits of PID 1 by the upper half", call("prlimit64", HIGH | 1, 7, 0, 0)),
     refused("io_uring by the upper half", call("io_uring_setup", HIGH | 4, "#120"), denied=errno.ENOSYS),
     Attack(name="int 0x80", argv=("int80",), layer=SECCOMP, denied=KILLED + 31),
 )
@@ -138,6 +140,7 @@ ORDINARY = (
     (call("mknod", f"@{WORK}/pipe", 0o010600, 0), 0),
     (call("chown", f"@{WORK}/pipe", 1000, 1000), 0),
     (call("setresuid", 1000, 1000, 1000), 0),
+    (call("prlimit64", 0, 7, 0, "#16"), 0),
     (call("memfd_create", "@x", 0), 0),
     (call("inotify_init1", 0), 0),
     (("clone3", "0"), 0),

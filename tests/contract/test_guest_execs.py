@@ -175,6 +175,37 @@ async def test_e7_four_ends_are_told_apart(guest):
     assert (killed.signal, killed.host_signal, killed.timed_out) == (9, 9, False)
 
 
+@pytest.mark.parametrize("kind", ["release", "sanitized"])
+async def test_an_oom_kill_is_laid_at_one_door_and_stays_there(kind, tmp_path):
+    """The file plays the kernel's count of the sandbox: it says how many were killed, never who."""
+    count = tmp_path / "memory.oom_control"
+    count.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    async with running_guest(kind, oom_file=count) as running:
+        first, second, plain, shell, mild = [
+            await running.channel.exec(sh(f"read go; {end}", stdin=True))
+            for end in ("kill -9 $$", "kill -9 $$", "kill -9 $$", "exit 137", "exit 1")
+        ]
+
+        async def ends(live, kills: int) -> bool:
+            count.write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
+            await live.write(b"go\n")
+            return (await live.wait(timeout_s=20)).oom_killed
+
+        assert not await ends(mild, 4)  # a kill among its children, which it outlived
+        assert await ends(first, 4)
+        assert not await ends(plain, 4)  # that one is told already
+        assert await ends(second, 6)
+        assert await ends(shell, 6)
+        late = await running.channel.run(sh("kill -9 $$"))
+        assert (late.signal, late.oom_killed) == (9, False)
+        assert (await (await running.channel.attach(first.exec_id)).wait()).oom_killed
+        assert {e.exec_id for e in await running.channel.list_execs() if e.oom_killed} == {
+            first.exec_id,
+            second.exec_id,
+            shell.exec_id,
+        }
+
+
 async def test_e8_head_and_tail_are_kept(guest):
     done = await guest.channel.run(sh("seq 1 200000", max_output_bytes=10_000), timeout_s=20)
     whole = b"".join(b"%d\n" % n for n in range(1, 200_001))

@@ -316,8 +316,20 @@ async def test_out_of_memory_is_told_from_a_kill(client, box):
     assert (done.get("signal"), done.get("oom_killed")) == (9, True)
     done = await client.exec(box, f"{hog}; exit $?")
     assert (done.get("exit_code"), done.get("oom_killed")) == (137, True)
+    outlived = await client.exec(box, f"{hog}; true")
+    assert (outlived.get("exit_code"), outlived.get("oom_killed")) == (0, None)
     for cmd in ("kill -9 $$", "exit 137"):
         assert "oom_killed" not in await client.exec(box, cmd)
+
+
+@pytest.mark.parametrize("daemon", [pytest.param("container", marks=needs(*CONTAINER_NEEDS))], indirect=True)
+async def test_out_of_memory_is_told_alike_to_whoever_asks_again(client, box):
+    wanted = {"cmd": "dd if=/dev/zero of=/dev/null bs=300M count=1".split(), "exec_id": "hog"}
+    first = (await client.call("POST", f"/v1/sandboxes/{box}/execs", wanted)).ok()
+    again = (await client.call("POST", f"/v1/sandboxes/{box}/execs", wanted)).ok()
+    later = (await client.call("GET", f"/v1/sandboxes/{box}/execs/hog")).ok()
+    (listed,) = (await client.call("GET", f"/v1/sandboxes/{box}/execs")).ok()["execs"]
+    assert [end.get("oom_killed") for end in (first, again, later, listed)] == [True] * 4
 
 
 async def test_a_draining_node_takes_nothing_new_and_keeps_what_runs(client, box):

@@ -77,7 +77,7 @@ def _remove_cgroup(cgroup: Path) -> None:
 
 @asynccontextmanager
 async def running_guest(
-    kind: str = "release", *args: str, cgroup: bool = True, expect_clean: bool = True
+    kind: str = "release", *args: str, cgroup: bool = True, expect_clean: bool = True, oom_file: Path | None = None
 ) -> AsyncIterator[Guest]:
     """Start, connect; at the end shut down and see that it ended well (a sanitizer's finding would show)."""
     with tempfile.TemporaryDirectory(prefix="dsec-guest-") as scratch:
@@ -91,6 +91,9 @@ async def running_guest(
             group.mkdir()
             fds.append(os.open(group, os.O_RDONLY | os.O_DIRECTORY))
             argv += ["--cgroup-fd", str(fds[0])]
+        if oom_file is not None:
+            fds.append(os.open(oom_file, os.O_RDONLY))
+            argv += ["--oom-fd", str(fds[-1])]
         log = Path(scratch) / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(

@@ -297,6 +297,7 @@ class ContainerBackend:
         if live.cgroup is None:
             raise StateError("not_running", f"{handle.sandbox} is being removed")
         use = live.cgroup.stats()
+        live.oom_seen = use.oom_kills
         disk_bytes = 0
         if live.upper is not None and live.pid:
             try:

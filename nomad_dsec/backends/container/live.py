@@ -37,7 +37,7 @@ KILL_S: Final = 20.0
 class Live:
     """A container that has, or may have, something on this machine. pidfd: -1 until PID 1 is known.
 
-    owner: its sandbox and incarnation, the label of its cgroup.
+    owner: its sandbox and incarnation, the label of its cgroup. oom_seen: OOM kills that its init is known to have outlived.
     """
 
     sandbox: str
@@ -50,6 +50,7 @@ class Live:
     pid: int = 0
     pidfd: int = -1
     channel: GuestChannel | None = None
+    oom_seen: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -83,8 +84,8 @@ class Live:
         kills = 0
         if self.cgroup is not None:
             with contextlib.suppress(SyscallError):
-                kills = self.cgroup.oom_kills()
-        if kills:
+                kills = self.cgroup.oom_kills() - self.oom_seen
+        if kills > 0:
             return Ended(
                 reason="oom", message=f"out of memory: the kernel killed {kills} processes, its init among them"
             )

@@ -19,6 +19,7 @@ from nomad_dsec.backends.container.plan import (
     LAYER,
     LISTEN,
     NETNS,
+    OOM,
     ROOTFS,
     UNIFIED,
     Plan,
@@ -122,7 +123,7 @@ def _open_all(plan: Plan, spec: ContainerSpec, slot: Slot, listen_fd: int, opene
     known = {LISTEN: listen_fd, UNIFIED: slot.cgroup_fd, NETNS: slot.net.fd}
     paths: dict[str, tuple[str, int]] = {
         procs_fd(name): (f"{path}/cgroup.procs", os.O_WRONLY) for name, path in slot.cgroup.paths.items()
-    }
+    } | {OOM: (slot.cgroup.oom_file, os.O_RDONLY)}
     trees = {ROOTFS: str(spec.rootfs)} | {mount_fd(i): str(mount.source) for i, mount in enumerate(spec.mounts)}
     if isinstance(spec.upper, DirUpper):
         trees[LAYER] = str(spec.upper.path)

@@ -92,7 +92,9 @@ class OciLauncher:
             if cgroup_fd < 0:  # keeps the numbers of the others
                 cgroup_fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
                 opened.callback(os.close, cgroup_fd)
-            fds = [listen_fd, cgroup_fd, plan_fd, image_fd, ready_child]
+            oom_fd = os.open(slot.cgroup.oom_file, os.O_RDONLY | os.O_CLOEXEC)
+            opened.callback(os.close, oom_fd)
+            fds = [listen_fd, cgroup_fd, oom_fd, plan_fd, image_fd, ready_child]
             try:
                 async with asyncio.timeout(LAUNCH_TIMEOUT_S):
                     reply = await self._stage(self._request(spec, slot, fds), [*fds, slot.net.fd])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dsec_policies.capabilities import names_of
 
-from nomad_dsec.backends.container.plan import INIT_NO_NEW_PRIVS, INIT_OOM_PROTECT, LISTEN, OOM_PROTECT, UNIFIED
+from nomad_dsec.backends.container.plan import INIT_NO_NEW_PRIVS, INIT_OOM_PROTECT, LISTEN, OOM, OOM_PROTECT, UNIFIED
 from nomad_dsec.backends.container.plan_ops import Op, pack_ops, pack_plan
 from nomad_dsec.backends.container.spec import SECRETS_DIR, UID_RANGE, DirUpper
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from nomad_dsec.backends.container.spec import ContainerSpec
 
 OCI_VERSION: Final = "1.0.2"
-# The descriptors of PID 1 as --preserve-fds passes them on; the list of operations names the first two by index.
-LISTEN_FD, CGROUP_FD, PLAN_FD, IMAGE_FD, STATUS_FD = 3, 4, 5, 6, 7
-PRESERVED: Final = 5
+# The descriptors of PID 1 as --preserve-fds passes them on; the list of operations names the first three by index.
+LISTEN_FD, CGROUP_FD, OOM_FD, PLAN_FD, IMAGE_FD, STATUS_FD = 3, 4, 5, 6, 7, 8
+PRESERVED: Final = 6
 _TTY_GROUP: Final = 5
 
 
@@ -134,13 +134,13 @@ def inside_ops(spec: ContainerSpec, *, unified: bool) -> tuple[Op, ...]:
     last = [Op("caps", (policy.init_capabilities, policy.capabilities)), Op("seccomp", (policy.seccomp,))]
     ops += last if policy.no_new_privs else reversed(last)
     flags = (INIT_NO_NEW_PRIVS if policy.no_new_privs else 0) | INIT_OOM_PROTECT
-    ops.append(Op("serve", (LISTEN, UNIFIED if unified else "", flags, spec.log_bytes)))
+    ops.append(Op("serve", (LISTEN, UNIFIED if unified else "", flags, spec.log_bytes, OOM)))
     return tuple(ops)
 
 
 def pack_inside(ops: tuple[Op, ...]) -> bytes:
     """The list as dsec-init reads it from PLAN_FD, with room for the report."""
-    return pack_plan(len(ops), (pack_ops(ops, {LISTEN: LISTEN_FD - 3, UNIFIED: CGROUP_FD - 3}),))
+    return pack_plan(len(ops), (pack_ops(ops, {LISTEN: LISTEN_FD - 3, UNIFIED: CGROUP_FD - 3, OOM: OOM_FD - 3}),))
 
 
 def own_files(spec: ContainerSpec) -> tuple[tuple[str, str], ...]:

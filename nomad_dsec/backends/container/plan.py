@@ -53,7 +53,7 @@ TTY_GROUP: Final = 5
 SHM_INODES: Final = 16_384
 MOUNTED_READ_ONLY: Final = "/sys"  # its own mount is read-only; a bind over it would add nothing
 
-LISTEN, ROOTFS, NETNS, UNIFIED, LAYER = "listen", "rootfs", "netns", "unified", "layer"
+LISTEN, ROOTFS, NETNS, UNIFIED, LAYER, OOM = "listen", "rootfs", "netns", "unified", "layer", "oom"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ def mount_fd(index: int) -> str:
 
 def plan_container(spec: ContainerSpec, *, controllers: tuple[str, ...], unified: bool) -> Plan:
     """Every operation for `spec` on a host with these v1 controllers and, if `unified`, a cgroup2 hierarchy."""
-    fds = (LISTEN, *((UNIFIED,) if unified else ()), NETNS, ROOTFS, *map(procs_fd, controllers))
+    fds = (LISTEN, OOM, *((UNIFIED,) if unified else ()), NETNS, ROOTFS, *map(procs_fd, controllers))
     if not isinstance(spec.upper, TmpfsUpper):
         fds += (LAYER,)
     fds += tuple(mount_fd(index) for index in range(len(spec.mounts)))
@@ -218,6 +218,6 @@ def _tail(policy: CompiledPolicy, log_bytes: int, unified: bool, *, lane: bool =
     last = [Op("caps", (policy.init_capabilities, policy.capabilities)), Op("seccomp", (policy.seccomp,))]
     ops += last if policy.no_new_privs else reversed(last)
     flags = (INIT_NO_NEW_PRIVS if policy.no_new_privs else 0) | INIT_OOM_PROTECT | (INIT_LANE if lane else 0)
-    ops.append(Op("serve", (LISTEN, UNIFIED if unified and not lane else "", flags, log_bytes)))
+    ops.append(Op("serve", (LISTEN, UNIFIED if unified and not lane else "", flags, log_bytes, "" if lane else OOM)))
     # The descriptors that the tail names come first in every plan, so their numbers are the same for all.
-    return tuple(ops), pack_ops(ops, {LISTEN: 0, UNIFIED: 1})
+    return tuple(ops), pack_ops(ops, {LISTEN: 0, OOM: 1, UNIFIED: 2})

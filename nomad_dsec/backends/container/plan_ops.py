@@ -63,7 +63,7 @@ OPERATIONS: Final[Mapping[str, tuple[int, tuple[tuple[str, str], ...]]]] = {
     "caps": (27, (("init", "n"), ("execs", "n"))),
     "seccomp": (28, (("program", "b"),)),
     "pin": (29, (("path", "s"),)),
-    "serve": (30, (("listen", "f"), ("cgroup", "f"), ("flags", "n"), ("log_bytes", "n"))),
+    "serve": (30, (("listen", "f"), ("cgroup", "f"), ("flags", "n"), ("log_bytes", "n"), ("oom", "f"))),
     "disk_upper": (31, (("layer", "f"),)),
 }
 

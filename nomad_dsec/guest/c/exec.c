@@ -199,6 +199,7 @@ static struct exec *exec_new(struct span id, struct span payload)
 	slots[e->slot] = (struct slot){0};
 	e->pty = field_int(payload, T_PTY, 0) != 0;
 	e->began_us = now_us();
+	oom_begin(e);
 	uint64_t timeout_ms = field_int(payload, T_TIMEOUT_MS, 0);
 	e->deadline_us = timeout_ms && timeout_ms < UINT64_MAX / 4000 ? e->began_us + timeout_ms * 1000 : UINT64_MAX;
 	log_init(&e->log, &log_budget, field_int(payload, T_MAX_OUTPUT, 1024 * 1024));

@@ -175,6 +175,7 @@ void exec_put_state(struct buffer *b, const struct exec *e)
 		put_int(b, T_EXIT_CODE, (uint64_t)WEXITSTATUS(e->status));
 	}
 	put_int(b, T_TIMED_OUT, e->timed_out);
+	put_int(b, T_OOM_KILLED, e->oom_killed);
 	put_int(b, T_HOST_SIGNAL, (uint64_t)e->host_signal);
 	put_int(b, T_TOTAL, e->log.total);
 	put_int(b, T_HEAD_END, e->log.head_size);
@@ -286,6 +287,7 @@ void exec_reaped(struct exec *e, int status, const void *rusage)
 	exec_slot_free(e);
 	e->reaped = true;
 	e->status = status;
+	oom_judge(e);
 	e->duration_us = now_us() - e->began_us;
 	if (u) {
 		e->cpu_us = (uint64_t)(u->ru_utime.tv_sec + u->ru_stime.tv_sec) * 1000000u +

@@ -19,6 +19,9 @@ struct init_options {
 	/* O_DIRECTORY descriptor of the sandbox's cgroup2 directory, writable by us; -1: none. Execs get children of it
 	 * named "x<n>". Its cgroup.procs must be writable too (clone3 CLONE_INTO_CGROUP asks for the common ancestor). */
 	int cgroup_fd;
+	/* The file of the sandbox's memory cgroup that has the line `oom_kill N` (memory.events, or memory.oom_control of
+	 * v1), open for reading; -1: an OOM kill looks like any SIGKILL. */
+	int oom_fd;
 	/* O_PATH|O_DIRECTORY descriptor that file paths resolve in; -1: our own "/". Only tests set it. */
 	int root_fd;
 	/* Capabilities (bit n = CAP_n) that execs may have: their bounding set, and the permitted and effective set of

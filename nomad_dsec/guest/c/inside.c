@@ -66,7 +66,7 @@ int inside_main(int argc, char **argv)
 		return refuse(status);
 
 	struct launch l = {.userns_fd = -1, .root_fd = -1, .upper_fd = -1, .sysctl_fd = -1,
-			   .landlock_fd = -1, .listen_fd = -1, .cgroup_fd = -1};
+			   .landlock_fd = -1, .listen_fd = -1, .cgroup_fd = -1, .oom_fd = -1};
 	/* Those below the list's own descriptor are what operations refer to. */
 	for (int fd = FIRST_FD; fd < plan_fd && l.nfds < LAUNCH_MAX_FDS; fd++)
 		l.fds[l.nfds++] = fd;
@@ -84,6 +84,7 @@ int inside_main(int argc, char **argv)
 	init_options_default(&options);
 	options.listen_fd = l.listen_fd;
 	options.cgroup_fd = l.cgroup_fd;
+	options.oom_fd = l.oom_fd;
 	options.exec_caps = l.exec_caps;
 	options.flags = l.exec_flags;
 	options.log_bytes = l.log_bytes;

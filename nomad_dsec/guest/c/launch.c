@@ -137,13 +137,21 @@ static void close_between(int first, int last)
 		syscall(SYS_close_range, (unsigned)first, (unsigned)last, 0);
 }
 
-/* Close all above 2 but these two, close_range(2) (Linux 5.9). */
-static void keep_only(int one, int other)
+/* Close all above 2 but these, of which some may be -1; close_range(2) (Linux 5.9). */
+static void keep_only(const int keep[3])
 {
-	int low = one < other ? one : other, high = one < other ? other : one;
-	close_between(3, low - 1);
-	close_between(low + 1 > 3 ? low + 1 : 3, high - 1);
-	syscall(SYS_close_range, (unsigned)high + 1, ~0u, 0);
+	int first = 3;
+	for (int round = 0; round < 3; round++) {
+		int next = -1;
+		for (int i = 0; i < 3; i++)
+			if (keep[i] >= first && (next < 0 || keep[i] < next))
+				next = keep[i];
+		if (next < 0)
+			break;
+		close_between(first, next - 1);
+		first = next + 1;
+	}
+	syscall(SYS_close_range, (unsigned)first, ~0u, 0);
 }
 
 /* Python ignores SIGPIPE and SIGXFSZ, posix_spawn(3) ignores 32 and 33: none of it is for programs inside. By the
@@ -177,11 +185,12 @@ static _Noreturn void run_sandbox(struct launch *l, struct plan *p, uint8_t *byt
 		_exit(125);
 
 	umask(022);
-	/* Nothing but the two descriptors of the sandbox is left: a leaked one would be a way out (CVE-2024-21626). */
+	/* Nothing but the descriptors of the sandbox is left: a leaked one would be a way out (CVE-2024-21626). */
 	init_options_default(&options);
 	options.listen_fd = l->listen_fd;
 	options.cgroup_fd = l->cgroup_fd;
-	keep_only(l->listen_fd, l->cgroup_fd);
+	options.oom_fd = l->oom_fd;
+	keep_only((int[3]){l->listen_fd, l->cgroup_fd, l->oom_fd});
 	options.exec_caps = caps;
 	options.flags = l->exec_flags;
 	options.log_bytes = l->log_bytes;
@@ -249,7 +258,7 @@ static int handle(const struct request *request, int *fds, int nfds, struct repl
 	int pid = -1;
 	if (plan_open(&p, bytes, size, &why) == 0) {
 		struct launch l = {.nfds = nfds - LAUNCHER_FDS, .userns_fd = -1, .root_fd = -1, .upper_fd = -1, .sysctl_fd = -1,
-				   .landlock_fd = -1, .listen_fd = -1, .cgroup_fd = -1};
+				   .landlock_fd = -1, .listen_fd = -1, .cgroup_fd = -1, .oom_fd = -1};
 		memcpy(l.fds, fds + LAUNCHER_FDS, (size_t)l.nfds * sizeof(int));
 		pid = spawn(&l, &p, bytes, size, fds[1], reply, pidfd);
 		if (l.userns_fd >= 0)

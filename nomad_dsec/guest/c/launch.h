@@ -65,6 +65,7 @@ struct launch {
 	int landlock_fd;
 	int listen_fd;
 	int cgroup_fd;
+	int oom_fd;
 	uint64_t uid_base;
 	uint64_t exec_caps;
 	uint32_t exec_flags;
@@ -123,7 +124,8 @@ enum op_code {
 	OP_CAPS = 27,        /* n PID 1's mask, n execs' mask */
 	OP_SECCOMP = 28,     /* b struct sock_filter[] */
 	OP_PIN = 29,         /* s path: no component of it can be renamed or removed inside */
-	OP_SERVE = 30,       /* n fd of the listener, n fd of the cgroup2 directory or NO_FD, n flags for execs, n bytes for their output logs */
+	OP_SERVE = 30,       /* n fd of the listener, n fd of the cgroup2 directory or NO_FD, n flags for execs, n bytes for
+	                      * their output logs, n fd of the file that counts OOM kills or NO_FD */
 	OP_DISK_UPPER = 31,  /* n fd of a detached mount that holds upper/ and work/ */
 };
 #define NO_FD 0xffffffffu

@@ -39,6 +39,7 @@ static int op_serve(struct launch *l, const struct op *op)
 	l->cgroup_fd = op->f[1].number == NO_FD ? -1 : launch_fd(l, op->f[1].number);
 	l->exec_flags = (uint32_t)op->f[2].number;
 	l->log_bytes = op->f[3].number;
+	l->oom_fd = op->f[4].number == NO_FD ? -1 : launch_fd(l, op->f[4].number);
 	return l->listen_fd < 0 ? -1 : 0;
 }
 
@@ -72,7 +73,7 @@ static const struct op_kind KINDS[] = {
 	{OP_CAPS, "nn", op_caps},
 	{OP_SECCOMP, "b", op_seccomp},
 	{OP_PIN, "s", op_pin},
-	{OP_SERVE, "nnnn", op_serve},
+	{OP_SERVE, "nnnnn", op_serve},
 	{OP_DISK_UPPER, "n", op_disk_upper},
 };
 

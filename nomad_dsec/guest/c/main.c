@@ -13,7 +13,7 @@ static int usage(const char *what)
 {
 	fprintf(stderr,
 	        "dsec-init: %s\n"
-	        "usage: dsec-init serve [--listen PATH] [--fd N] [--cgroup-fd N] [--root DIR] [--caps HEX]\n"
+	        "usage: dsec-init serve [--listen PATH] [--fd N] [--cgroup-fd N] [--oom-fd N] [--root DIR] [--caps HEX]\n"
 	        "                       [--log-bytes N] [--no-new-privs] [--oom-protect] [--poweroff]\n"
 	        "       dsec-init launch ...\n"
 	        "  --fd N: a listening unix socket, or a connected stream\n",
@@ -73,6 +73,8 @@ static int serve(int argc, char **argv)
 				return usage("--fd: no such descriptor");
 		} else if (strcmp(name, "--cgroup-fd") == 0) {
 			o.cgroup_fd = atoi(value);
+		} else if (strcmp(name, "--oom-fd") == 0) {
+			o.oom_fd = atoi(value);
 		} else if (strcmp(name, "--root") == 0) {
 			o.root_fd = open(value, O_PATH | O_DIRECTORY | O_CLOEXEC);
 			if (o.root_fd < 0)

@@ -24,7 +24,7 @@ static struct source listener = {.fd = -1};
 void init_options_default(struct init_options *o)
 {
 	*o = (struct init_options){
-	    .listen_fd = -1, .stream_fd = -1, .cgroup_fd = -1, .root_fd = -1, .exec_caps = UINT64_MAX};
+	    .listen_fd = -1, .stream_fd = -1, .cgroup_fd = -1, .oom_fd = -1, .root_fd = -1, .exec_caps = UINT64_MAX};
 }
 
 const uint8_t *serve_boot_id(void) { return boot_id; }
@@ -50,10 +50,11 @@ static void keep_fd(int fd, int *fds, int *count)
 
 static void close_others(void)
 {
-	int fds[5], count = 0;
+	int fds[6], count = 0;
 	keep_fd(options.listen_fd, fds, &count);
 	keep_fd(options.stream_fd, fds, &count);
 	keep_fd(options.cgroup_fd, fds, &count);
+	keep_fd(options.oom_fd, fds, &count);
 	keep_fd(options.root_fd, fds, &count);
 	unsigned first = 3;
 	for (int i = 0; i < count; i++) {

@@ -101,7 +101,7 @@ void tree_signal(struct tree *t, pid_t leader, int signum);
 struct exec {
 	char id[65];
 	pid_t pid;
-	bool ended, reaped, timed_out, background, pty, stdin_open, stdin_armed, stdin_close, draining;
+	bool ended, reaped, timed_out, oom_killed, background, pty, stdin_open, stdin_armed, stdin_close, draining;
 	int host_signal, status, slot;
 	struct source in, out[2];
 	struct exec *next;
@@ -109,6 +109,7 @@ struct exec {
 	struct log log;
 	struct buffer stdin_queue;
 	struct stream *attached;
+	uint64_t oom_before, oom_others; /* oom.c */
 	uint64_t stdin_total, deadline_us, began_us, duration_us, cpu_us, drain_until_us;
 	long max_rss_kib;
 	const char *start_code;
@@ -138,6 +139,10 @@ void exec_put_state(struct buffer *b, const struct exec *e);
 void exec_tree_event(struct source *s, uint32_t events);
 uint64_t execs_deadline(void); /* next time that execs_tick has something to do; UINT64_MAX: none */
 void execs_tick(void);
+
+/* ---- oom.c: whether the kernel killed an exec for memory ---- */
+void oom_begin(struct exec *e);
+void oom_judge(struct exec *e); /* when it has been reaped */
 
 /* ---- ends.c: the two ends of an exec's streams; -1 where there is none ---- */
 struct ends {

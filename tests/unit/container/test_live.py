@@ -31,6 +31,11 @@ def test_cause(kills, reason):
     assert Live(sandbox="sb", owner="sb#1", record=RECORD, cgroup=Counting(kills)).cause().reason == reason
 
 
+@pytest.mark.parametrize(("seen", "reason"), [(1, "oom"), (2, "init_exited")])
+def test_kills_that_init_outlived_are_not_its_cause(seen, reason):
+    assert Live(sandbox="sb", owner="sb#1", record=RECORD, cgroup=Counting(2), oom_seen=seen).cause().reason == reason
+
+
 def test_cause_without_a_cgroup():
     assert Live(sandbox="sb", owner="sb#1", record=RECORD).cause().reason == "init_exited"
 

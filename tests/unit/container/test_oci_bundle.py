@@ -49,6 +49,7 @@ def test_the_numbers_of_descriptors_agree() -> None:
     numbers = [
         oci_bundle.LISTEN_FD,
         oci_bundle.CGROUP_FD,
+        oci_bundle.OOM_FD,
         oci_bundle.PLAN_FD,
         oci_bundle.IMAGE_FD,
         oci_bundle.STATUS_FD,

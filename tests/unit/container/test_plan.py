@@ -64,13 +64,13 @@ def test_a_protected_path_is_pinned_and_must_exist():
 
 
 def test_descriptors_follow_the_spec():
-    assert plan().fds == ("listen", "unified", "netns", "rootfs", "procs:cpu", "procs:memory", "procs:pids")
+    assert plan().fds == ("listen", "oom", "unified", "netns", "rootfs", "procs:cpu", "procs:memory", "procs:pids")
     disk = DirUpper(path=Path("/u"))
     made = plan(upper=disk, mounts=(HostMount(source=Path("/srv/x"), target="/x"),))
     assert made.fds[-2:] == ("layer", "mount:0")
     assert "tmpfs_upper" not in names(made)
     pure_v2 = plan_container(container(), controllers=(), unified=True)
-    assert pure_v2.fds == ("listen", "unified", "netns", "rootfs")
+    assert pure_v2.fds == ("listen", "oom", "unified", "netns", "rootfs")
     pure_v1 = plan_container(container(), controllers=V1, unified=False)
     assert "unified" not in pure_v1.fds
     assert pure_v1.ops[1].values[1] == ""

@@ -42,11 +42,11 @@ def test_header_constants_are_those_of_c():
 
 
 def test_descriptors_become_numbers_and_none_becomes_no_fd():
-    raw = pack_op(Op("serve", ("listen", "", 5, 9)), {"x": 0, "listen": 1})
+    raw = pack_op(Op("serve", ("listen", "", 5, 9, "oom")), {"oom": 0, "listen": 1})
     code, fields, size = plan_ops.OP.unpack_from(raw)
-    assert (code, fields, size) == (30, 4, 64)
-    numbers = [struct.unpack_from("<Q", raw, 16 + 16 * index)[0] for index in range(4)]
-    assert numbers == [1, NO_FD, 5, 9]
+    assert (code, fields, size) == (30, 5, 80)
+    numbers = [struct.unpack_from("<Q", raw, 16 + 16 * index)[0] for index in range(5)]
+    assert numbers == [1, NO_FD, 5, 9, 0]
 
 
 @given(st.binary(max_size=40).filter(lambda raw: b"\0" not in raw))
