@@ -11,7 +11,9 @@ An `open` namespace has one owner in its life, and its address comes round only 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import functools
 import ipaddress
 import os
 import secrets
@@ -144,10 +146,12 @@ class NetnsPool:
                 self._low.set()
 
     async def fill(self) -> None:
-        """Make namespaces until both kinds are at their size."""
+        """Make namespaces until both kinds are at their size, and let go of those that a storm of cancels left over."""
         for kind in ("none", "open"):
             while len(self._idle[kind]) < self._sizes[kind]:
                 self._idle[kind].append(await self._make(kind))
+            while len(self._idle[kind]) > max(self._sizes[kind], 1):
+                await self._let_go(self._idle[kind].pop())
 
     def idle(self, kind: NetKind) -> int:
         """Namespaces ready to be taken."""
@@ -180,10 +184,10 @@ class NetnsPool:
 
     async def give_back(self, slot: NetSlot) -> None:
         """When every process of its owner is dead: reuse it if it is untouched, else let it go."""
-        if slot.kind == "open":
-            await self._let_go_open(slot)
-        elif slot.fd >= 0:
+        if slot.kind == "none" and slot.fd >= 0:
             await self._on_worker(self._reuse_or_close, slot)
+        else:
+            await self._let_go(slot)
 
     def _reuse_or_close(self, slot: NetSlot) -> None:
         if len(self._idle["none"]) < max(self._sizes["none"], 1) and _is_reusable(slot.fd):
@@ -191,7 +195,7 @@ class NetnsPool:
         else:
             os.close(slot.fd)
 
-    async def _let_go_open(self, slot: NetSlot) -> None:
+    async def _let_go(self, slot: NetSlot) -> None:
         # The link goes first and explicitly: the namespace itself is freed by a kworker some time later.
         if slot.link:
             await self._on_worker(self._delete_link, slot.link)
@@ -210,11 +214,7 @@ class NetnsPool:
         """Drop the idle namespaces. The nft table stays for sandboxes that live on, unless forget_table."""
         for slots in self._idle.values():
             while slots:
-                slot = slots.pop()
-                if slot.kind == "open":
-                    await self._let_go_open(slot)
-                else:
-                    os.close(slot.fd)
+                await self._let_go(slots.pop())
         if self._links is not None:
             await self._on_worker(self._links.close)
             self._links = None
@@ -265,15 +265,20 @@ class NetnsPool:
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            future.add_done_callback(self._keep_result)
+            future.add_done_callback(functools.partial(self._keep_result, asyncio.get_running_loop()))
             raise
 
-    def _keep_result(self, future: Future[_T]) -> None:
-        """A namespace whose taker was cancelled while it was being made is the pool's."""
+    def _keep_result(self, loop: asyncio.AbstractEventLoop, future: Future[_T]) -> None:
+        """A namespace whose taker was cancelled while it was being made is the pool's; fill() drops what is too many.
+
+        Called on either thread, perhaps after the loop has ended.
+        """
         if not future.cancelled() and future.exception() is None:
             slot = future.result()
             if isinstance(slot, NetSlot):
                 self._idle[slot.kind].append(slot)
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(self._low.set)
 
 
 def _make_closed() -> NetSlot:

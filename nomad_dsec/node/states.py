@@ -53,7 +53,10 @@ def check_transition(sandbox: str, old: State, new: State) -> None:
 
 
 def check_verb(sandbox: str, state: State, verb: str, *, reason: str = "", message: str = "") -> None:
-    """StateError sandbox_ended, or wrong_state when the verb can't begin now; names the state, why it ended, and the states allowed."""
+    """StateError sandbox_ended, or wrong_state when the verb can't begin now.
+
+    It names the state, why it ended, and the states allowed.
+    """
     allowed = ALLOWED[verb]
     if state in allowed:
         return

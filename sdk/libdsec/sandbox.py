@@ -123,7 +123,7 @@ class AsyncSandbox:
     async def list(
         cls, *, labels: Mapping[str, str] | None = None, state: State | None = None, client: AsyncClient | None = None
     ) -> list[SandboxInfo]:
-        """What this key can see, live and lately ended; labels: only those that have all of these."""
+        """What this key can see: the live ones, or those in `state`, such as "exited"; labels: only those with all."""
         client = client or await default_client()
         pairs = [("label", f"{key}={value}") for key, value in (labels or {}).items()]
         pairs += [("state", state)] if state else []

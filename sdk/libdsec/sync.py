@@ -463,7 +463,7 @@ class Sandbox:
     def list(
         cls, *, labels: Mapping[str, str] | None = None, state: State | None = None, client: Client | None = None
     ) -> list[SandboxInfo]:
-        """What this key can see, live and lately ended; labels: only those that have all of these."""
+        """What this key can see: the live ones, or those in `state`, such as "exited"; labels: only those with all."""
         return call(AsyncSandbox.list(labels=labels, state=state, client=client if client is None else client._twin))
 
     def exec(

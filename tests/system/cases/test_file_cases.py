@@ -141,7 +141,7 @@ while True: libc.renameat2(-100, b"/tmp/race/d", -100, b"/tmp/race/s", 2)
 
 @pytest.mark.parametrize("way", ["/proc/1/root", ""])
 async def test_f5_racing_paths_reach_nothing_of_the_host(client, tmp_path, way):
-    """Reads, writes and removals through a name that is now a directory, now a link to the host's by one of two ways."""
+    """Reads, writes and removals through a name that is now a directory, now a link out of the sandbox."""
     (tmp_path / "f").write_text("SECRET")
     tries = sized(20_000, 500)
     async with await AsyncSandbox.create(IMAGE, client=client, cpus=2) as sandbox:
