@@ -49,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     run = verbs.add_parser("run", help="run a program once", description=__doc__)
     _program(run)
     run.add_argument("--stdin", default="", metavar="FILE", help="what it reads; - is our own stdin")
-    run.add_argument("args", nargs="*", metavar="ARG", help="after `--`: arguments of the program")
+    run.add_argument("--arg", action="append", default=[], dest="args", help="an argument of the program; repeatable")
     run.set_defaults(run=run_run, fault_code=PLATFORM_FAULT)
     judge = verbs.add_parser("judge", help="judge a program by its tests", description=__doc__)
     _program(judge)
@@ -201,9 +201,10 @@ def exit_code_of(result: FnResult) -> int:
 
 def describe(result: FnResult) -> str:
     """The verdict and what it cost, in a line."""
+    why = result.message.partition("\n")[0][:200]
     cut = [name for name in ("stdout", "stderr") if getattr(result, f"{name}_truncated")]
     parts = [
-        result.verdict + (f": {result.message}" if result.message else ""),
+        result.verdict + (f": {why}" if why else ""),
         f"cpu {result.cpu_s:.3f} s",
         f"wall {result.wall_s:.3f} s",
         f"queue {result.queue_s:.3f} s",
