@@ -53,8 +53,10 @@ class CallHost:
 
 
 def _request(fields: dict[str, Any]) -> FnRequest:
-    limits = fields.pop("limits", {})
-    return FnRequest(image=IMAGE, limits=FnLimits(**limits), **fields)
+    for name in ("limits", "compile_limits"):
+        if name in fields:
+            fields[name] = FnLimits(**fields[name])
+    return FnRequest(image=IMAGE, **fields)
 
 
 @asynccontextmanager

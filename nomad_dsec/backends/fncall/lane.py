@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,8 @@ IDLE_MEMORY_MIB: Final = 512  # while the interpreter starts; each call writes i
 LANE_CPUS: Final = 1.5  # one thread never meets the quota, a JVM's helpers get some
 OWN_PIDS: Final = 6  # PID 1, reapers of this and the last call, zygote, two helpers on their way out
 CHARGE_SLACK_BYTES: Final = 8 * MIB
+RESET_S: Final = 1.0
+RESET_NAP_S: Final = 0.005
 ZYGOTE: Final = Path(__file__).with_name("zygote.py")
 _ZYGOTE_ENV: Final = (b"PATH=/usr/local/bin:/usr/bin:/bin", b"LANG=C.UTF-8", b"PYTHONDONTWRITEBYTECODE=1", b"HOME=/tmp")
 _log = get_log("fncall.lane")
@@ -272,17 +275,20 @@ class Lane:
         if waiting is not None and not waiting.done() and reply.id == self._number:
             waiting.set_result(reply)
 
-    def check_reset(self, reply: LaneReply) -> str:
+    async def check_reset(self, reply: LaneReply) -> str:
         """Empty when nothing of the call is charged to the lane any more; else what is left.
 
-        Page cache of the image may grow: it is given up before any limit kills. So only a growth is looked into.
+        Page cache of the image may grow: it is given up before any limit kills. Inodes and dentries are freed a grace
+        period after their last user. So only a growth is looked into, and given a moment.
         """
         if reply.memory_bytes <= self._idle_bytes + CHARGE_SLACK_BYTES:
             return ""
         assert self._live.cgroup is not None
-        left = _unreclaimable(self._live.cgroup) - self._overhead_bytes
-        if left > CHARGE_SLACK_BYTES:
-            return f"{left // MIB} MiB are still charged"
+        deadline = time.monotonic() + RESET_S
+        while (left := _unreclaimable(self._live.cgroup) - self._overhead_bytes) > CHARGE_SLACK_BYTES:
+            if time.monotonic() > deadline:
+                return f"{left // MIB} MiB are still charged"
+            await asyncio.sleep(RESET_NAP_S)
         self._note_idle()
         return ""
 

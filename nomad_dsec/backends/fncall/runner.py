@@ -106,5 +106,5 @@ async def _once(lane: Lane, call: LaneCall, room: Room, stdin_fd: int, exec_fd: 
     if reply.flags & wire.CANCELLED:
         raise StateError("cancelled", "the call was cancelled")
     if not lane.broken:
-        lane.broken = lane.check_reset(reply)
+        lane.broken = await lane.check_reset(reply)
     return reply

@@ -1,0 +1,392 @@
+"""Hostile submissions: each is judged right, says by its own errno which layer stopped it, and leaves nothing behind.
+
+The positive twins are in the same programs: what is refused beyond a limit works below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from libdsec.wire_fncall import Checker, FnTest
+
+from nomad_dsec.backends.fncall.pool import LaneKind
+from tests.kit.abilities import needs
+
+if TYPE_CHECKING:
+    from nomad_dsec.backends.fncall.lane import Lane
+    from tests.kit.calls import CallHost
+
+pytestmark = [
+    needs("root", "erofs", "cgroup", "filters", "debootstrap", "debian-packages"),
+    pytest.mark.leaks_ok,
+    pytest.mark.timeout(300),
+]
+#: dsec-init, the reaper of the next call, and the zygote if there is one.
+OWN_PROCESSES = {"dsec-init", "dsec-call", "python3"}
+
+
+def lanes_of(calls: CallHost) -> list[tuple[LaneKind, Lane]]:
+    """Every idle lane."""
+    return [(kind, lane) for kind, line in calls.lanes.pool._lines.items() for lane in line.idle]
+
+
+async def settled(calls: CallHost) -> list[tuple[LaneKind, Lane]]:
+    """The idle lanes once nothing is started any more."""
+    for _ in range(500):
+        if not any(line.starting or line.busy for line in calls.lanes.pool._lines.values()):
+            break
+        await asyncio.sleep(0.01)
+    return lanes_of(calls)
+
+
+def processes(lane: Lane) -> set[str]:
+    """Names of what lives in a lane."""
+    cgroup = lane._live.cgroup
+    assert cgroup is not None
+    return {Path(f"/proc/{pid}/comm").read_text().strip() for pid in cgroup.pids()}
+
+
+async def assert_clean(calls: CallHost) -> None:
+    """Nothing but our own processes lives, and no lane had to be given up."""
+    for _, lane in await settled(calls):
+        for _ in range(200):
+            if processes(lane) <= OWN_PROCESSES and len(lane._live.cgroup.pids()) <= 3:  # type: ignore[union-attr]
+                break
+            await asyncio.sleep(0.01)
+        assert processes(lane) <= OWN_PROCESSES
+        assert len(lane._live.cgroup.pids()) <= 3  # type: ignore[union-attr]
+    assert calls.lanes.pool.replaced == 0
+
+
+async def test_fork_bomb(calls: CallHost) -> None:
+    """Layer: the pids controller (EAGAIN from fork); then the time limit of the whole tree."""
+    code = (
+        "import os, time\n"
+        "made = 0\n"
+        "try:\n"
+        "    while True:\n"
+        "        if os.fork() == 0: time.sleep(30); os._exit(0)\n"
+        "        made += 1\n"
+        "except OSError as e: print(made, e.errno)\n"
+    )
+    few = await calls.python(code, limits={"pids": 20})
+    assert few.verdict == "accepted", few
+    made, number = map(int, few.stdout.split())
+    assert number == errno.EAGAIN
+    assert 15 <= made <= 30
+    bomb = await calls.run(argv=["bash", "-c", ":(){ :|:& };:; wait; sleep 20"], limits={"wall_s": 2.0, "cpu_s": 1.0})
+    assert bomb.verdict in ("wall_time_limit", "cpu_time_limit"), bomb
+    await assert_clean(calls)
+
+
+async def test_thread_bomb(calls: CallHost) -> None:
+    """Layer: the pids controller counts threads."""
+    code = (
+        "import threading, time, os\n"
+        "made = 0\n"
+        "try:\n"
+        "    while True: threading.Thread(target=time.sleep, args=(30,), daemon=True).start(); made += 1\n"
+        "except RuntimeError: print(made, flush=True); os._exit(0)\n"
+    )
+    result = await calls.python(code, limits={"pids": 30, "memory_mib": 512})
+    assert result.verdict == "accepted", result
+    assert 20 <= int(result.stdout) <= 40
+    await assert_clean(calls)
+
+
+async def test_disk_filler(calls: CallHost) -> None:
+    """Layers: the tmpfs's size (ENOSPC), its inodes, RLIMIT_FSIZE; the rest of the root is read-only (EROFS)."""
+    code = (
+        "import os\n"
+        "def attempt(name, size, chunk=1 << 20):\n"
+        "    done = 0\n"
+        "    try:\n"
+        "        with open(name, 'wb') as f:\n"
+        "            while done < size: done += f.write(b'x' * chunk)\n"
+        "    except OSError as e: print(name, done >> 20, e.errno)\n"
+        "    else: print(name, done >> 20, 0)\n"
+        "attempt('/tmp/a', 5 << 20)\n"
+        "attempt('/dev/shm/b', 100 << 20)\n"
+        "attempt('/etc/c', 1)\n"
+        "attempt('/dev/d', 1)\n"
+        "attempt('/var/tmp/e', 1)\n"
+        "os.remove('/dev/shm/b')\n"
+        "made = 0\n"
+        "try:\n"
+        "    while True: open(f'/tmp/work/{made}', 'x').close(); made += 1\n"
+        "except OSError as e: print('inodes', made > 1000, e.errno)\n"
+    )
+    result = await calls.python(code, limits={"disk_mib": 16, "memory_mib": 256})
+    got = {line.split()[0]: line.split()[1:] for line in result.stdout.decode().splitlines()}
+    assert got["/tmp/a"] == ["5", "0"], result
+    assert got["/dev/shm/b"] == ["11", str(errno.ENOSPC)]
+    assert got["/etc/c"][1] in (str(errno.EROFS), str(errno.EACCES))
+    assert got["/dev/d"][1] in (str(errno.EROFS), str(errno.EACCES))
+    assert got["/var/tmp/e"] == ["0", str(errno.EROFS)]
+    assert got["inodes"] == ["True", str(errno.ENOSPC)]
+    sparse = await calls.python("open('x', 'wb').truncate(1 << 40)", limits={"disk_mib": 16})
+    assert b"File too large" in sparse.stderr
+    await assert_clean(calls)
+
+
+async def test_what_fills_memory_by_files_is_charged_and_given_back(calls: CallHost) -> None:
+    """Layer: the memory controller, since tmpfs pages are the call's; the charge is gone before the next call."""
+    fill = "open('/dev/shm/fat', 'wb').write(b'x' * (200 << 20))"
+    result = await calls.python(fill, limits={"disk_mib": 256, "memory_mib": 100})
+    assert result.verdict == "memory_limit", result
+    held = await calls.python("open('/tmp/fat', 'wb').write(b'x' * (60 << 20))", limits={"memory_mib": 200})
+    assert held.verdict == "accepted", held
+    again = await calls.python("b = bytearray(80 << 20)", limits={"memory_mib": 100})
+    assert again.verdict == "accepted", again
+    await assert_clean(calls)
+
+
+async def test_memory_limit_holds_on_this_hosts_cgroups(calls: CallHost) -> None:
+    """Case E10: twice the limit dies as memory, nine tenths live; so do many small ones together."""
+    inside = await calls.python("b = bytearray(56 << 20); print(len(b))", limits={"memory_mib": 64})
+    twice = await calls.python("b = bytearray(128 << 20)", limits={"memory_mib": 64})
+    together = await calls.python(
+        "import os, time\n"
+        "for _ in range(8):\n"
+        "    if os.fork() == 0: b = bytearray(16 << 20); time.sleep(5); os._exit(0)\n"
+        "for _ in range(8): os.wait()",
+        limits={"memory_mib": 64, "wall_s": 10.0},
+    )
+    assert inside.verdict == "accepted", inside
+    assert twice.verdict == "memory_limit", twice
+    assert together.verdict == "memory_limit", together
+    await assert_clean(calls)
+
+
+async def test_daemons_and_the_deaf_die_with_their_call(calls: CallHost) -> None:
+    """Layer: the pid namespace. A double-forked setsid daemon, one that ignores SIGTERM, a stopped one."""
+    code = (
+        "import os, signal, time\n"
+        "for sig in range(1, 32):\n"
+        "    try: signal.signal(sig, signal.SIG_IGN)\n"
+        "    except OSError: pass\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        os.close(1); os.close(2)\n"
+        "        time.sleep(1000)\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "print('left')\n"
+    )
+    result = await calls.python(code, limits={"wall_s": 5.0})
+    assert (result.verdict, result.stdout) == ("accepted", b"left\n")
+    deaf = await calls.python(code + "time.sleep(1000)", limits={"wall_s": 0.5})
+    assert (deaf.verdict, deaf.signal) == ("wall_time_limit", 9)
+    await assert_clean(calls)
+
+
+async def test_killing_what_is_near(calls: CallHost) -> None:
+    """Layer: the pid namespace (nothing else can be named) and ids (EPERM for its PID 1)."""
+    code = (
+        "import os\n"
+        "def attempt(name, pid, sig=9):\n"
+        "    try: os.kill(pid, sig); print(name, 0)\n"
+        "    except OSError as e: print(name, e.errno)\n"
+        "print('ppid', os.getppid())\n"
+        "attempt('init', 1)\n"
+        "attempt('all', -1)\n"
+        "attempt('next', os.getpid() + 1)\n"
+        "print('pids', sorted(int(n) for n in os.listdir('/proc') if n.isdigit()) == [1, os.getpid()])\n"
+    )
+    for clean in (False, True):
+        result = await calls.python(code, clean=clean)
+        got = dict(line.split() for line in result.stdout.decode().splitlines())
+        assert got == {
+            "ppid": "0", "init": str(errno.EPERM), "all": str(errno.ESRCH), "next": str(errno.ESRCH), "pids": "True",
+        }, result  # fmt: skip
+    group = await calls.python("import os; os.kill(0, 9)")
+    assert (group.verdict, group.signal) == ("runtime_error", 9)
+    await assert_clean(calls)
+
+
+async def test_the_zygotes_memory(calls: CallHost) -> None:
+    """Layers: the pid namespace hides it, seccomp refuses ptrace and process_vm_writev, its descriptors are closed."""
+    code = (
+        "import ctypes, os\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "def errno(result): return ctypes.get_errno() if result == -1 else 0\n"
+        "print('fds', sorted(map(int, os.listdir('/proc/self/fd')))[:3], len(os.listdir('/proc/self/fd')))\n"
+        "for pid in range(1, 40):\n"
+        "    for name in ('mem', 'maps', 'environ', 'root', 'cwd', 'fd'):\n"
+        "        if pid == os.getpid(): continue\n"
+        "        path = f'/proc/{pid}/{name}'\n"
+        "        try: os.listdir(path) if name in ('root', 'cwd', 'fd') else open(path, 'rb+')\n"
+        "        except OSError: continue\n"
+        "        print('opened', pid, name)\n"
+        "print('ptrace', errno(libc.ptrace(16, 1, 0, 0)))\n"
+        "print('vm', errno(libc.syscall(311, 1, 0, 0, 0, 0, 0)))\n"
+        "print('socket', errno(libc.send(3, b'x', 1, 0)))\n"
+    )
+    result = await calls.python(code)
+    lines = result.stdout.decode().splitlines()
+    assert lines == [
+        "fds [0, 1, 2] 4", f"ptrace {errno.EPERM}", f"vm {errno.EPERM}", f"socket {errno.EBADF}",
+    ], result  # fmt: skip
+    await assert_clean(calls)
+
+
+async def test_rights_that_no_call_has(calls: CallHost) -> None:
+    """Layers: capabilities (mount, setns), sysctl max_user_namespaces (ENOSPC), no_new_privs, network namespace."""
+    code = (
+        "import ctypes, os, socket\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "def errno(result): return ctypes.get_errno() if result == -1 else 0\n"
+        "print('mount', errno(libc.mount(b'x', b'/tmp', b'tmpfs', 0, None)))\n"
+        "print('umount', errno(libc.umount2(b'/tmp', 2)))\n"
+        "print('remount', errno(libc.mount(None, b'/', None, 32 | 4096, None)))\n"
+        "print('unshare', errno(libc.unshare(0x10000000)))\n"
+        "args = (ctypes.c_uint64 * 8)(0x10000000, 0, 0, 0, 17)\n"
+        "print('userns', errno(libc.syscall(435, args, 64)))\n"
+        "print('setns', errno(libc.setns(os.open('/proc/self/ns/pid', 0), 0)))\n"
+        "print('setuid', errno(libc.setuid(0)))\n"
+        "print('chroot', errno(libc.chroot(b'/tmp')))\n"
+        "print('caps', [l.split()[1] for l in open('/proc/self/status') if l.startswith('Cap')] == ['0' * 16] * 5)\n"
+        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "for name, where in (('loopback', '127.0.0.1'), ('outside', '1.1.1.1')):\n"
+        "    print(name, s.connect_ex((where, 53)))\n"
+        "print('links', open('/proc/self/net/dev').read().count(':') if os.path.exists('/proc/self/net/dev') else 1)\n"
+    )
+    for clean in (False, True):
+        result = await calls.python(code, clean=clean)
+        got = dict(line.split() for line in result.stdout.decode().splitlines())
+        assert got == {
+            "mount": str(errno.EPERM), "umount": str(errno.EPERM), "remount": str(errno.EPERM),
+            "unshare": str(errno.EPERM), "userns": str(errno.ENOSPC), "setns": str(errno.EPERM),
+            "setuid": str(errno.EPERM), "chroot": str(errno.EPERM), "caps": "True",
+            "loopback": str(errno.ENETUNREACH), "outside": str(errno.ENETUNREACH), "links": "1",
+        }, result  # fmt: skip
+    await assert_clean(calls)
+
+
+PLANT = """
+import ctypes, mmap, os, socket, subprocess, time
+libc = ctypes.CDLL(None, use_errno=True)
+for where in ('/tmp', '/tmp/work', '/dev/shm'):
+    open(where + '/planted', 'w').write('secret')
+print('shm', libc.shmget(0x4242, 4096, 0o1666) != -1)
+print('msg', libc.msgget(0x4242, 0o1666) != -1)
+print('sem', libc.semget(0x4242, 1, 0o1666) != -1)
+print('mq', libc.syscall(240, b'planted', 0o102, 0o666, None) != -1)
+os.environ['PLANTED'] = '1'
+s = socket.socket(socket.AF_UNIX); s.bind('\\0planted'); s.listen()
+u = socket.socket(socket.AF_INET); u.bind(('0.0.0.0', 4242)); u.listen()
+import json; json.planted = 1
+if os.fork() == 0: os.setsid(); time.sleep(1000)
+"""
+LOOK = """
+import ctypes, json, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+found = [w for w in ('/tmp', '/tmp/work', '/dev/shm') if os.path.exists(w + '/planted')]
+if libc.shmget(0x4242, 4096, 0) != -1: found.append('shm')
+if libc.msgget(0x4242, 0) != -1: found.append('msg')
+if libc.semget(0x4242, 1, 0) != -1: found.append('sem')
+if libc.syscall(240, b'planted', 0, 0, None) != -1: found.append('mq')
+if 'PLANTED' in os.environ: found.append('env')
+if hasattr(json, 'planted'): found.append('module')
+s = socket.socket(socket.AF_UNIX)
+if s.connect_ex('\\0planted') == 0: found.append('abstract')
+u = socket.socket(socket.AF_INET)
+try: u.bind(('0.0.0.0', 4242))
+except OSError: found.append('port')
+if len([n for n in os.listdir('/proc') if n.isdigit()]) != 2: found.append('process')
+print(found)
+"""
+
+
+async def test_nothing_of_a_call_is_there_for_the_next(calls: CallHost) -> None:
+    """Same lane, next call: files, shared memory, IPC, sockets, ports, environment, modules, processes are gone."""
+    await calls.python("print(1)")
+    before = {lane.name: lane.calls for _, lane in await settled(calls)}
+    planted = await calls.python(PLANT)
+    assert planted.stdout.split() == [b"shm", b"True", b"msg", b"True", b"sem", b"True", b"mq", b"True"], planted
+    seen = await calls.python(LOOK)
+    assert seen.stdout == b"[]\n", seen
+    used = [lane.name for _, lane in await settled(calls) if lane.calls - before.get(lane.name, 0) == 2]
+    assert len(used) == 1, "the two ran in different lanes"
+    # The twin: inside one call the same look finds it all.
+    both = await calls.python(PLANT + LOOK)
+    assert both.stdout.splitlines()[-1] == (
+        b"['/tmp', '/tmp/work', '/dev/shm', 'shm', 'msg', 'sem', 'mq', 'env', 'module', 'abstract', 'port', 'process']"
+    ), both
+    await assert_clean(calls)
+
+
+async def test_the_expected_output_is_not_to_be_found(calls: CallHost) -> None:
+    """It never enters the submission's lane: no file, variable or memory has it."""
+    secret = os.urandom(8).hex()
+    code = (
+        "import os\n"
+        f"needle = bytes.fromhex('{secret}').hex().encode()\n"
+        "hits = []\n"
+        "for top in ('/tmp', '/dev/shm', '/run', '/var/tmp', '/proc/self'):\n"
+        "    for d, _, names in os.walk(top):\n"
+        "        for n in names:\n"
+        "            p = os.path.join(d, n)\n"
+        "            if n.endswith(('.py', 'mem', 'cmdline', 'pagemap', 'kmsg')): continue\n"
+        "            try:\n"
+        "                fd = os.open(p, os.O_NONBLOCK); data = os.read(fd, 1 << 16); os.close(fd)\n"
+        "            except OSError: continue\n"
+        "            if needle in data: hits.append(p)\n"
+        "print(hits)\n"
+    )
+    checks = f"import sys; sys.exit(open(sys.argv[3]).read() != {secret!r})"
+    checker = Checker(kind="program", language="python", code=checks)
+    for how in (Checker(), checker):
+        test = FnTest(expected=secret.encode())
+        judged = await calls.submit([test], language="python", code=code, checker=how)
+        assert judged.tests[0].stdout == b"[]\n", judged
+
+
+async def test_a_submission_can_not_reach_its_checker(calls: CallHost) -> None:
+    """Checkers have lanes of their own, in which no submission ever ran; what a submission plants is not there."""
+    plant = PLANT + "\nfor n in ('input', 'expected', 'sitecustomize.py', 'json.py'):\n    open(n, 'w').write('evil')\n"
+    look = LOOK.replace("print(found)", "print(found, sorted(os.listdir('.')))") + "import sys; sys.exit(1)"
+    checker = Checker(kind="program", language="python", code=look)
+    judged = await calls.submit([FnTest(expected=b"x")], language="python", code=plant, checker=checker)
+    assert judged.tests[0].message == "[] ['expected', 'input', 'main.py', 'output']", judged
+    kinds = {kind.purpose for kind, _ in await settled(calls)}
+    assert kinds == {"", "checker"}
+
+
+async def test_a_compiler_is_confined_like_a_program(calls: CallHost) -> None:
+    """What a source includes at compile time is the call's own world; a compile bomb is a compile error in time."""
+    include = await calls.run(language="c", code='#include "/proc/1/environ"\nint main(void) { return 0; }')
+    assert include.verdict == "compile_error"
+    bomb = "int main(void) { return 0; }\n#define A(x) x x x x x x x x\n" + "A(" * 12 + "int a;" + ")" * 12
+    result = await calls.run(
+        language="c", code=bomb, compile_limits={"cpu_s": 2.0, "wall_s": 4.0, "memory_mib": 256, "disk_mib": 32}
+    )
+    assert result.verdict == "compile_error", result
+    await assert_clean(calls)
+
+
+async def test_many_calls_leave_the_host_as_it_was(calls: CallHost) -> None:
+    """Descriptors, cgroups, mounts and lanes are flat."""
+    await calls.python("print(1)")
+    await settled(calls)
+
+    def census() -> tuple[int, int, int]:
+        lanes = calls.lanes.pool.lanes
+        data = str(calls.backend.host.config.data.parent)
+        mounts = sum(data in line for line in Path("/proc/self/mounts").read_text().splitlines())
+        return len(os.listdir("/proc/self/fd")), lanes, mounts
+
+    before = census()
+    for _ in range(20):
+        results = await asyncio.gather(*(calls.python("print(1)") for _ in range(10)))
+        assert {result.verdict for result in results} == {"accepted"}
+    await settled(calls)
+    after = census()
+    assert after[1:] == before[1:]
+    assert after[0] - before[0] <= 2
+    await assert_clean(calls)
