@@ -42,7 +42,8 @@ def test_unknown_abilities_are_refused() -> None:
 def test_census_sees_a_pipe() -> None:
     before = Census.take()
     ends = os.pipe()
-    assert len(before.wait_same(timeout_s=0)) == 2
+    seen = [thing for thing in before.wait_same(timeout_s=0) if thing.startswith("fd ")]
+    assert len(seen) == 2
     for end in ends:
         os.close(end)
-    assert before.wait_same(timeout_s=0) == []
+    assert not [thing for thing in before.wait_same(timeout_s=0) if thing in seen]
