@@ -19,13 +19,27 @@ def test_a_small_demo(tmp_path):
     store = image_store()
     stack = DevStack(tmp_path / "d")
     report = tmp_path / "report"
-    flags = ["--images", str(store), "--report", str(report), "--groups", "1", "--size", "4", "--json"]
+    flags = [
+        "--images",
+        str(store),
+        "--report",
+        str(report),
+        "--groups",
+        "1",
+        "--size",
+        "4",
+        "--submissions",
+        "25",
+        "--json",
+    ]
     done = stack.dsec("demo", "--data", str(stack.data), *flags, timeout=200)
     assert done.returncode == 0, done.stderr.decode() + stack.logs()
     summary = json.loads(done.stdout)["summary"]
     assert summary["rollouts"] == "4 in 1 groups"
     assert (summary["sandboxes lost"], summary["left over at the end"]) == ("0", "0")
     assert "node daemon killed" in summary
+    assert summary["submissions judged"].startswith("25 in ")
+    assert summary["verdicts astray"] == "0"
     page = (report / "index.html").read_text()
     assert "SIGKILL" in page
     assert stack.pids() == []
