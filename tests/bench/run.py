@@ -54,7 +54,7 @@ class Bench:
             yield Path(table.acquire(digest, user="bench"))
         finally:
             table.release(digest, user="bench")
-            table.unmount_unused()
+            table.close()
 
 
 def main() -> int:
