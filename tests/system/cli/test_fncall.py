@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 
 import pytest
 from libdsec.client import AsyncClient
+from libdsec.errors import CapacityError, DsecError
+from libdsec.fncall import AsyncFnCall
 from libdsec.wire_fncall import VERDICTS
 
 from nomad_dsec.demo.judging import judge
@@ -151,3 +154,61 @@ print(json.dumps([
     status, files, slept, code, text = json.loads(done.stdout)
     assert (status, files) == ("Success", {"out.bin": [255, 254, 253]})
     assert (slept, code, text) == ("TimeLimitExceeded", -11, "\ufffd")
+
+
+async def test_waiting_for_a_place_is_never_run_time(stack):
+    """E9: far more calls than places, each with a wall limit that its wait alone would pass."""
+    limits = {"wall_s": 1.0}
+    async with AsyncClient(stack.endpoint, stack.api_key) as client:
+        requests = [
+            AsyncFnCall.request(["sleep", "0.2"], image="debian-dev", limits=limits)
+            for _ in range(20 * (os.cpu_count() or 1))
+        ]
+        results = [found.get() async for found in AsyncFnCall.run_many(requests, in_flight=100, client=client)]
+        assert {result.verdict for result in results} == {"accepted"}
+        assert max(result.queue_s for result in results) > limits["wall_s"]
+        holding = [
+            asyncio.create_task(AsyncFnCall.run(["sleep", "2"], image="debian-dev", client=client))
+            for _ in range(2 * (os.cpu_count() or 1))
+        ]
+        await asyncio.sleep(0.3)
+        with pytest.raises(CapacityError) as caught:
+            await AsyncFnCall.run(["true"], image="debian-dev", queue_timeout_s=0.1, client=client)
+        assert caught.value.retry_after_s is not None
+        assert {(await task).verdict for task in holding} == {"accepted"}
+
+
+async def test_a_killed_node_daemon_costs_calls_nothing_but_time(stack):
+    async with AsyncClient(stack.endpoint, stack.api_key, reconnect_s=60.0) as client:
+        requests = [
+            AsyncFnCall.request(
+                f"import time; time.sleep(0.05); print({number})", image="debian-dev", language="python"
+            )
+            for number in range(200)
+        ]
+        told = {}
+        async for found in AsyncFnCall.run_many(requests, in_flight=16, client=client):
+            told[found.index] = found
+            if len(told) == 40:
+                stack.kill("node")
+    assert [told[number].get().stdout for number in range(200)] == [f"{number}\n" for number in range(200)]
+
+
+async def test_a_spinning_program_is_cancelled(stack):
+    async with AsyncClient(stack.endpoint, stack.api_key) as client:
+        started = asyncio.create_task(
+            AsyncFnCall.run(
+                "while True: pass",
+                image="debian-dev",
+                language="python",
+                limits={"cpu_s": 60, "wall_s": 60},
+                call_id="spinning",
+                client=client,
+            )
+        )
+        await asyncio.sleep(0.5)
+        await AsyncFnCall.cancel("spinning", client=client)
+        async with asyncio.timeout(10):
+            outcome = (await asyncio.gather(started, return_exceptions=True))[0]
+        assert isinstance(outcome, DsecError) or outcome.verdict == "internal_error"
+        assert (await AsyncFnCall.run("print(1)", image="debian-dev", language="python", client=client)).accepted
