@@ -43,14 +43,17 @@ UNSERVED = frozenset(
     "go_test php csharp sql cuda lua R perl D_ut ruby scala julia junit kotlin_script jest verilog python_gpu lean "
     "swift racket".split()
 )
-TIME_MAX_S = 3600.0
+TIME_MAX_S = 3500.0  # the wire's longest queue holds it and QUEUE_S
 OUTPUT_BYTES = 1024 * 1024  # as much of each stream as it keeps
 DISK_MIB = 256
 PIDS = 256
 MEMORY_MIB = 1024  # when the client gives no limit
 COMPILE_MEMORY_MIB = 1024
 CPU_PER_WALL = 2.0  # its time limit is of the clock; runtimes such as Java's use a second core for themselves
-QUEUE_S = 8.0  # clients give up 10 s after both their timeouts: by then they have heard from us
+# Clients give up 10 s after both their timeouts; by then they have heard from us. What is not compiled may wait for a
+# place as long as its compile could have taken: verl scores a call that it gave up as a failed test.
+QUEUE_S = 8.0
+COMPILED = frozenset({"cpp", "go", "java", "typescript", "rust", "c"})
 KILLED = -9
 
 
@@ -112,13 +115,14 @@ def to_call(request: RunCodeRequest, *, image: str) -> FnRequest:
     memory = MEMORY_MIB if request.memory_limit_MB <= 0 else min(65_536, max(4, request.memory_limit_MB))
     run_s = _seconds(request.run_timeout, "run_timeout")
     files = {_relative(name, "files"): _decoded(name, text) for name, text in request.files.items() if text is not None}
+    compile_s = _seconds(request.compile_timeout, "compile_timeout")
     call = FnRequest(
         image=image,
         stdin=(request.stdin or "").encode("utf-8", "surrogatepass"),
         fetch_files=[_relative(name, "fetch_files") for name in request.fetch_files],
         limits=_limits(run_s, memory),
-        compile_limits=_limits(_seconds(request.compile_timeout, "compile_timeout"), max(COMPILE_MEMORY_MIB, memory)),
-        queue_timeout_s=QUEUE_S,
+        compile_limits=_limits(compile_s, max(COMPILE_MEMORY_MIB, memory)),
+        queue_timeout_s=QUEUE_S + (0.0 if request.language in COMPILED else compile_s),
     )
     if request.language in BY_ARGV:
         name, argv = BY_ARGV[request.language]

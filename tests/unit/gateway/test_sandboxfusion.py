@@ -9,6 +9,7 @@ import pytest
 from libdsec.errors import UsageError
 from libdsec.wire_fncall import VERDICTS, CompileResult, FnResult
 
+from nomad_dsec.backends.fncall.languages import find_language
 from nomad_dsec.gateway.doors.sandboxfusion import (
     LANGUAGES,
     UNSERVED,
@@ -46,8 +47,6 @@ def test_each_of_its_languages_is_served_or_known_not_to_be():
 
 
 def test_the_languages_we_name_are_in_our_table():
-    from nomad_dsec.backends.fncall.languages import find_language
-
     for ours in LANGUAGES.values():
         assert find_language(ours).name == ours
 
@@ -58,7 +57,7 @@ def test_limits_are_its_timeouts_and_ours_where_it_has_none():
     assert call.limits.cpu_s == 6
     assert to_call(_ask(memory_limit_MB=64), image="i").limits.memory_mib == 64
     assert to_call(_ask(memory_limit_MB=1), image="i").limits.memory_mib == 4
-    assert to_call(_ask(run_timeout=1e9), image="i").limits.wall_s == 3600
+    assert to_call(_ask(run_timeout=1e9), image="i").limits.wall_s == 3500
     for bad in (0, -1, float("nan")):
         with pytest.raises(UsageError) as caught:
             to_call(_ask(run_timeout=bad), image="i")
@@ -68,8 +67,17 @@ def test_limits_are_its_timeouts_and_ours_where_it_has_none():
 def test_every_call_it_makes_is_within_the_bounds_of_the_wire():
     from libdsec.wire_fncall import FnRequest
 
-    call = to_call(_ask(run_timeout=1e9, compile_timeout=1e-3, memory_limit_MB=10**9), image="i")
-    msgspec.json.decode(msgspec.json.encode(call), type=FnRequest)
+    for compile_timeout in (1e-3, 1e9):
+        call = to_call(_ask(run_timeout=1e9, compile_timeout=compile_timeout, memory_limit_MB=10**9), image="i")
+        msgspec.json.decode(msgspec.json.encode(call), type=FnRequest)
+
+
+def test_a_client_hears_from_us_before_it_gives_up():
+    for language in LANGUAGES:
+        call = to_call(_ask(language=language, compile_timeout=5, run_timeout=3), image="i")
+        compiles = find_language(LANGUAGES[language]).compile != ()
+        assert call.queue_timeout_s + (5 if compiles else 0) + 3 < 5 + 3 + 10
+        assert compiles or call.queue_timeout_s > 10, "its compile time is there to wait in"
 
 
 def test_files_go_in_by_name_and_come_back_as_they_were_asked_for():
