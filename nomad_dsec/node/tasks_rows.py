@@ -81,6 +81,7 @@ def task_info(row: TaskRow) -> TaskInfo:
         started_at=row.started_at,
         completed_at=row.completed_at,
         log_bytes_dropped=row.log_bytes_dropped,
+        log_paths=[path for path in (row.stdout_path, row.stderr_path) if path],
     )
 
 

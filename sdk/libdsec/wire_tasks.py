@@ -61,7 +61,10 @@ class TaskRequest(_Wire, kw_only=True):
 
 
 class TaskInfo(_Reply, kw_only=True):
-    """A task as it is. error: the platform's fault, in words; exit_code and signal: the program's own end."""
+    """A task as it is. error: the platform's fault, in words; exit_code and signal: the program's own end.
+
+    log_paths: FIFOs that the node daemon writes to while it runs.
+    """
 
     key: str
     task_id: str
@@ -77,6 +80,7 @@ class TaskInfo(_Reply, kw_only=True):
     started_at: float = 0.0
     completed_at: float = 0.0
     log_bytes_dropped: int = 0
+    log_paths: list[str] = []
 
 
 class StopTaskRequest(_Wire, kw_only=True):

@@ -55,7 +55,7 @@ class NomadAgent:
             "plugin_dir": str(plugin_dir),
             "bind_addr": "127.0.0.1",
             "advertise": {"http": "127.0.0.1", "rpc": "127.0.0.1", "serf": "127.0.0.1"},
-            "log_level": "DEBUG",
+            "log_level": "INFO",
             "disable_update_check": True,
             "ports": {"http": http, "rpc": rpc, "serf": serf},
             "server": {"enabled": True, "bootstrap_expect": 1, "raft_multiplier": 1, "heartbeat_grace": "60s"},
@@ -102,7 +102,7 @@ class NomadAgent:
         """What `ready` returns once it is true."""
         deadline = time.monotonic() + timeout_s
         while not (found := ready()):
-            assert time.monotonic() < deadline, f"{what} not within {timeout_s} s\n{self.log()[-6000:]}"
+            assert time.monotonic() < deadline, f"{what} not within {timeout_s} s\n{self.log()[-3000:]}"
             time.sleep(0.1)
         return found
 

@@ -16,6 +16,7 @@ from libdsec.wire_tasks import StopTaskRequest, TaskEvents, TaskInfo, task_key
 from dsec_plugins.drivers import convert
 from dsec_plugins.drivers.exec_stream import relay_exec
 from dsec_plugins.drivers.fingerprint import fingerprints
+from dsec_plugins.drivers.held_logs import HeldLogs
 from dsec_plugins.drivers.schema import ConfigError, decode, spec_of
 from dsec_plugins.drivers.statuses import abort, abort_start
 from dsec_plugins.proto import driver_pb2 as pb
@@ -100,18 +101,22 @@ class Driver(driver_pb2_grpc.DriverServicer):
 
     async def WaitTask(self, request: Any, context: Any) -> Any:
         """How the task ended. A node daemon that is away is waited for: any error here would fail the task."""
-        while True:
-            try:
-                path = self._path(request.task_id, f"/wait?timeout_s={_WAIT_S:g}")
-                info = await self._shared.node.call("GET", path, TaskInfo, timeout_s=_WAIT_S + 10)
-            except NotFoundError as error:
-                await abort(context, error)
-            except DsecError as error:
-                log.debug("still waiting: %s", error, extra={"ids": {"task": request.task_id}})
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            if info.state == "exited":
-                return pb.WaitTaskResponse(result=convert.exit_result(info), err=info.error)
+        wait_s = 0.0  # the first answer tells the log FIFOs
+        with HeldLogs() as logs:
+            while True:
+                try:
+                    path = self._path(request.task_id, f"/wait?timeout_s={wait_s:g}")
+                    info = await self._shared.node.call("GET", path, TaskInfo, timeout_s=wait_s + 10)
+                except NotFoundError as error:
+                    await abort(context, error)
+                except DsecError as error:
+                    log.debug("still waiting: %s", error, extra={"ids": {"task": request.task_id}})
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                if info.state == "exited":
+                    return pb.WaitTaskResponse(result=convert.exit_result(info), err=info.error)
+                logs.hold(info.log_paths)
+                wait_s = _WAIT_S
 
     async def StopTask(self, request: Any, context: Any) -> Any:
         """Signal, wait, kill; returns when it is gone. Unknown and ended tasks are fine."""

@@ -26,19 +26,22 @@ _KILL = json.dumps({"type": "signal", "signal": 9, "tree": True})
 
 
 async def relay_exec(node: NodeApi, sandbox: str, first: Any, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Response frames until the exit frame. A user who leaves takes the command along."""
+    """Response frames until the exit frame. A user who leaves takes the command along.
+
+    The stream ends with the exit frame and not a moment later: the user's client hangs up on it, and an agent (1.6.5
+    seen) that finds both its sides ending at once panics on a concurrent write to its WebSocket.
+    """
     setup = first.setup
     pty = Pty() if setup.tty else None
     body = ExecRequest(cmd=list(setup.command), stdin_open=True, pty=pty)
     socket = await node.websocket(f"/v1/sandboxes/{sandbox}/execs/stream")
-    ended = False
+    ended: list[Any] = []
     feeding: asyncio.Task[None] | None = None
     try:
         await socket.send_str(msgspec.json.encode(body).decode())
         await _forward(socket, first)
         feeding = asyncio.create_task(_feed(socket, requests))
-        async for frame in _frames(socket, tty=setup.tty):
-            ended = ended or frame.exited
+        async for frame in _frames(socket, ended, tty=setup.tty):
             yield frame
     finally:
         if feeding is not None:
@@ -49,6 +52,8 @@ async def relay_exec(node: NodeApi, sandbox: str, first: Any, requests: AsyncIte
             with suppress(ConnectionError, RuntimeError):
                 await socket.send_str(_KILL)
         await socket.close()
+    for frame in ended:
+        yield frame
 
 
 async def _feed(socket: ClientWebSocketResponse, requests: AsyncIterator[Any]) -> None:
@@ -69,7 +74,8 @@ async def _forward(socket: ClientWebSocketResponse, request: Any) -> None:
             await socket.send_str(json.dumps({"type": "close_stdin"}))
 
 
-async def _frames(socket: ClientWebSocketResponse, *, tty: bool) -> AsyncIterator[Any]:
+async def _frames(socket: ClientWebSocketResponse, ended: list[Any], *, tty: bool) -> AsyncIterator[Any]:
+    """Output as it comes; the last frames are left in `ended`."""
     while True:
         message = await socket.receive()
         if message.type is WSMsgType.BINARY:
@@ -83,8 +89,7 @@ async def _frames(socket: ClientWebSocketResponse, *, tty: bool) -> AsyncIterato
             if event["type"] == "error":
                 raise error_from_body(msgspec.convert(event["error"], ErrorBody))
             if event["type"] == "exited":
-                for frame in _ending(event):
-                    yield frame
+                ended += _ending(event)
                 return
         else:
             raise PlatformError("connection_lost", "the node daemon went away during the command", retry_after_s=1.0)
