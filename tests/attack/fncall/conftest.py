@@ -19,7 +19,8 @@ HERE = "tests/attack/fncall/"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The host lives on the session's loop, so the tests that use it run there too."""
     for item in items:
-        if item.nodeid.startswith(HERE) and pytest_asyncio.is_async_test(item):
+        mine = item.nodeid.startswith(HERE) and "calls" in getattr(item, "fixturenames", ())
+        if mine and pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
