@@ -68,8 +68,8 @@ class Judging:
         return Counter(one.verdict or "no verdict" for one in self.judged)
 
 
-async def judge(client: AsyncClient, image: str, count: int, moved: Callable[[], None]) -> Judging:
-    """Judge `count` submissions, each kind in turn; moved is called as each finishes."""
+async def judge(client: AsyncClient, image: str, count: int, moved: Callable[[str], None]) -> Judging:
+    """Judge `count` submissions, each kind in turn; moved is told each one's verdict as it finishes."""
     found = Judging()
     try:
         languages = {row.name: row for row in await AsyncFnCall.languages(image, client=client)}
@@ -85,7 +85,7 @@ async def judge(client: AsyncClient, image: str, count: int, moved: Callable[[],
     began = time.monotonic()
     async for outcome in AsyncFnCall.run_many(requests, in_flight=IN_FLIGHT, client=client):
         found.judged.append(_judged(chosen[outcome.index][0], outcome))
-        moved()
+        moved(found.judged[-1].verdict or "no verdict")
     found.took_s = time.monotonic() - began
     return found
 

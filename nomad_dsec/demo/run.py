@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -66,8 +67,8 @@ async def run_demo(layout: Layout, state: DevState, options: DemoOptions, progre
         moved = with_bar.start("isolation: what must not work", len(PROFILES) + 1)
         outcome.isolation = await probe(client, options.image, moved)
         if options.submissions:
-            moved = with_bar.start("judging: submissions in several languages", options.submissions)
-            outcome.judging = await judge(client, options.image, options.submissions, moved)
+            told = with_bar.tally("judging: submissions in several languages", options.submissions)
+            outcome.judging = await judge(client, options.image, options.submissions, told)
         left = await AsyncSandbox.list(client=client)
         outcome.lost = sum(1 for info in left if info.state == "lost")
         outcome.left_over = sum(1 for info in left if info.state in LIVE_STATES)
@@ -91,6 +92,17 @@ class _Bars:
             self._progress.update(task, note=f"{done.completed:.0f} / {done.total:.0f}")
 
         return moved
+
+    def tally(self, title: str, total: int) -> Callable[[str], None]:
+        """A bar that counts words beside its progress; call the result with the word of each unit done."""
+        task, words = self._progress.add_task(title, total=total, note=""), Counter[str]()
+
+        def told(word: str) -> None:
+            words[word] += 1
+            counts = ", ".join(f"{one.replace('_', ' ')} {count}" for one, count in words.most_common())
+            self._progress.update(task, advance=1, note=f"{words.total()} / {total}: {counts}")
+
+        return told
 
     def finish(self) -> None:
         """The last bar's total was a guess: what came is all there is."""

@@ -8,7 +8,7 @@ import base64
 import msgspec
 import pytest
 from libdsec.client import AsyncClient
-from libdsec.errors import CapacityError, NotFoundError, UsageError
+from libdsec.errors import CapacityError, NotFoundError, StateError, UsageError
 from libdsec.fncall import AsyncFnCall
 from libdsec.wire_fncall import FnTest
 
@@ -159,7 +159,7 @@ async def test_a_call_is_cancelled_by_id_and_only_within_its_namespace(client, g
         assert nodes[0].running + nodes[1].running == 1
     await AsyncFnCall.cancel("mine", client=client)
     await AsyncFnCall.cancel("never-there", client=client)
-    with pytest.raises(UsageError, match="cancelled"):
+    with pytest.raises(StateError, match="cancelled"):
         await task
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 from libdsec import wire
-from libdsec.errors import UsageError
+from libdsec.errors import StateError, UsageError
 from libdsec.wire_fncall import (
     DIGEST_HEADER,
     MAX_CALL_BYTES,
@@ -136,4 +136,4 @@ class FnNode(FakeNode):
                 task.cancel()
             del self._waits[place]
         if event.is_set():
-            raise UsageError("cancelled", "the call was cancelled")
+            raise StateError("cancelled", f"call {place[1]} was cancelled")
