@@ -32,6 +32,11 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("fncall", "python_ms.p50", "the same, one caller, p50 ms", "<= 8"),
     ("fncall", "cpp_cached_per_s", "fncall of compiled C++ from the cache a second", ">= 400"),
     ("fncall", "ratio_to_docker_run", "calls a second to `docker run --rm` a second", ">= 20"),
+    ("fncall", "ratio_to_crun_run", "calls a second to bare `crun run` of `true` with two workers", ""),
+    ("fncall", "cpp_cached_ms.p50", "fncall of compiled C++ from the cache, one caller, p50 ms", ""),
+    ("fncall", "spinners.longest_wall_s", "2x cores of `while True`, limit 2 s: the last one judged after, s", "<= 3"),
+    ("fncall", "spinners.daemon_answers_ms.max", "what the daemon answers meanwhile, max ms", "< 100"),
+    ("fncall", "calls", "calls with the counts below flat", ">= 100000"),
 )
 
 
@@ -44,7 +49,7 @@ def _at(result: dict[str, Any], path: str) -> Any:
     return value
 
 
-def _flatness(result: dict[str, Any]) -> list[str]:
+def _flatness(title: str, result: dict[str, Any]) -> list[str]:
     rows = result.get("rows") or []
     if not rows:
         return []
@@ -54,7 +59,7 @@ def _flatness(result: dict[str, Any]) -> list[str]:
         was, now = first["daemons"][role], last["daemons"][role]
         pairs += [(f"{role} {key}", was[key], now[key]) for key in ("fds", "threads", "rss_kib")]
     changes = [f"- {what}: {was} → {now}" for what, was, now in pairs]
-    return ["", "Cycles, after each tenth (first → last):", "", *changes]
+    return ["", f"{title}, after each tenth (first → last):", "", *changes]
 
 
 def render(reports: dict[str, dict[str, Any]]) -> str:
@@ -67,8 +72,9 @@ def render(reports: dict[str, dict[str, Any]]) -> str:
         if report and report["quick"] and value is not None:
             shown += " (quick run)"
         lines.append(f"| {what} | {asked} | {shown} | `python -m tests.bench.run {bench}` |")
-    if "cycles" in reports:
-        lines += _flatness(reports["cycles"]["result"])
+    for bench, title in (("cycles", "Cycles"), ("fncall", "Calls")):
+        if bench in reports:
+            lines += _flatness(title, reports[bench]["result"])
     facts = [f"- {name}: {_machine(report['machine'])}" for name, report in sorted(reports.items())]
     return "\n".join([*lines, "", "Measured on:", "", *facts])
 

@@ -8,13 +8,14 @@ import base64
 import msgspec
 import pytest
 from libdsec.client import AsyncClient
-from libdsec.errors import CapacityError, NotFoundError, StateError, UsageError
+from libdsec.errors import CapacityError, DeniedError, NotFoundError, PlatformError, StateError, UsageError
 from libdsec.fncall import AsyncFnCall
-from libdsec.wire_fncall import FnTest
+from libdsec.wire_fncall import FnResult, FnTest
 
 from tests.kit.fakenode import DIGEST, IMAGE, cut
 from tests.kit.fnnode import FnNode
 from tests.kit.gateways import calling, running_gateway, tenant_key
+from tests.kit.scriptedgateway import always, cutting, refusal, scripted
 
 
 @pytest.fixture
@@ -315,3 +316,26 @@ def test_the_sync_twin(tmp_path):
         stop.set()
         thread.join(20)
         _loop.stop()
+
+
+async def test_a_cut_connection_is_outlasted():
+    reply = FnResult(verdict="accepted", exit_code=0, stdout=b"1\n")
+    async with scripted() as (gateway, client):
+        gateway.on("POST /v1/fncall", cutting(), cutting(after_read=False), always(reply))
+        assert (await _call(client, "print(1)")).stdout == "1\n"
+        assert gateway.count("POST /v1/fncall") == 3
+
+
+async def test_a_fault_that_stays_is_raised():
+    refusals = (refusal("platform", "internal_error", 500), refusal("denied", "bad_key", 401))
+    for refused, kind in zip(refusals, (PlatformError, DeniedError), strict=True):
+        async with scripted() as (gateway, client):
+
+            async def handler(request, refused=refused):
+                await request.read()
+                return refused
+
+            gateway.on("POST /v1/fncall", handler)
+            with pytest.raises(kind):
+                await _call(client, "print(1)")
+            assert gateway.count("POST /v1/fncall") == 1
