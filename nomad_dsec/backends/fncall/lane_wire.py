@@ -134,7 +134,7 @@ def _unpack_files(raw: bytes, count: int) -> tuple[dict[str, bytes], dict[str, i
     for _ in range(count):
         name_bytes, error, size = FILE.unpack_from(raw, at)
         at += FILE.size
-        name = raw[at : at + name_bytes].decode("utf-8", "surrogateescape")
+        name = raw[at : at + name_bytes].decode("utf-8", "replace")  # it goes into JSON
         at += name_bytes
         if error:
             unfetched[name] = error

@@ -44,8 +44,8 @@ PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 24, 38
 NOBODY = 65534
 WORK = "/tmp/work"
 STEP_FORK, STEP_ENTER, STEP_LIMITS, STEP_USER = 3, 4, 5, 6
-MESSAGE_MAX = 256 * 1024
-FDS = struct.Struct("4i")
+WORDS_PIECE = 1 << 20
+FDS = struct.Struct("5i")  # pidfd of the namespaces, stdin, stdout, stderr, words
 
 Header = typing.Tuple[int, ...]  # noqa: UP006 - read by Python 3.8 too
 
@@ -69,7 +69,7 @@ def limit(kind: int, soft: int, hard: int) -> None:
 
 def become(header: Header, fds: Header) -> None:
     """Enter the call's namespaces and give up every right; mirrors call_child.c."""
-    pidfd, stdin, stdout, stderr = fds
+    pidfd, stdin, stdout, stderr, _ = fds
     page[0] = STEP_ENTER
     checked(libc.setns(pidfd, NEWNS_NEWIPC_NEWUTS))
     os.setsid()
@@ -100,17 +100,27 @@ def become(header: Header, fds: Header) -> None:
     page.close()  # the program must not be able to say that it never began
 
 
-def call(header: Header, payload: bytes, fds: Header) -> int:
+def read_words(fd: int) -> list[bytes]:
+    """argv and env. Only the child ever has them: the zygote's own memory is in all later children."""
+    parts = []
+    while True:
+        part = os.read(fd, WORDS_PIECE)
+        if not part:
+            return b"".join(parts).split(b"\0")
+        parts.append(part)
+
+
+def call(header: Header, fds: Header) -> int:
     """In the child: the program as __main__; the exit status."""
     try:
+        words = read_words(fds[4])
         become(header, fds)
     except OSError as error:
         page[1] = min(error.errno or 5, 255)
         os._exit(127)
     argc, envc = header[13], header[14]
-    words = payload.split(b"\0")[: argc + envc]
     os.environ.clear()
-    for word in words[argc:]:
+    for word in words[argc : argc + envc]:
         name, _, value = word.partition(b"=")
         os.environb[name] = value
     sys.argv[:] = [os.fsdecode(word) for word in words[:argc]]
@@ -172,7 +182,7 @@ def flush() -> bool:
     return good
 
 
-def start(payload: bytes, fds: Header, sock: socket.socket) -> int:
+def start(header: Header, fds: Header, sock: socket.socket) -> int:
     """Fork into the call's pid namespace; the child's pid, or -1 with a report sent."""
     try:
         checked(libc.setns(fds[0], NEWPID))
@@ -184,7 +194,7 @@ def start(payload: bytes, fds: Header, sock: socket.socket) -> int:
         status = 1
         try:
             sock.close()
-            status = call(HEADER.unpack_from(payload), payload[HEADER.size :], fds)
+            status = call(header, fds)
         finally:
             os._exit(status)
     return child
@@ -193,12 +203,12 @@ def start(payload: bytes, fds: Header, sock: socket.socket) -> int:
 def serve(sock: socket.socket) -> None:
     """One call at a time: start it, wait, report."""
     while True:
-        payload, rights, _, _ = sock.recvmsg(MESSAGE_MAX, socket.CMSG_SPACE(FDS.size))
-        if not payload:
+        message, rights, _, _ = sock.recvmsg(HEADER.size, socket.CMSG_SPACE(FDS.size))
+        if not message:
             os._exit(0)
         fds = FDS.unpack(rights[0][2][: FDS.size])
         page[0:2] = b"\0\0"
-        child = start(payload, fds, sock)
+        child = start(HEADER.unpack(message), fds, sock)
         for fd in fds:
             os.close(fd)
         if child > 0:

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -15,6 +16,7 @@
 #define READY_MS 20000
 #define REPORT_MS 20000
 #define SOCKET_AT 3
+#define PIPE_BYTES (32u * 1024) /* half of what a pipe takes at once */
 
 static _Noreturn void become_zygote(const struct call *c, int sock)
 {
@@ -56,23 +58,47 @@ pid_t zygote_start(const struct call *c, int *sock)
 	return 0;
 }
 
+/* argv and env of the call, for its child alone to read: what the zygote itself had read would stay in its memory, which
+ * all later children get a copy of. */
+static int words_fd(const uint8_t *at, size_t size)
+{
+	int pair[2];
+	if (size <= PIPE_BYTES && pipe2(pair, O_CLOEXEC) == 0) {
+		bool whole = write(pair[1], at, size) == (ssize_t)size;
+		close(pair[1]);
+		if (whole)
+			return pair[0];
+		close(pair[0]);
+		return -1;
+	}
+	int fd = memfd_create("words", MFD_CLOEXEC);
+	if (fd >= 0 && (write(fd, at, size) != (ssize_t)size || lseek(fd, 0, SEEK_SET) != 0)) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
 bool zygote_ask(int sock, const struct call *c, const struct call_slot *slot, int in, int out, int err)
 {
-	int fds[4] = {slot->pidfd, in, out, err};
-	const uint8_t *words = c->argv[0] ? (const uint8_t *)c->argv[0] : NULL;
-	size_t size = words ? (size_t)(c->words_end - words) : 0;
-	struct iovec parts[2] = {{(void *)(uintptr_t)&c->r, sizeof c->r}, {(void *)(uintptr_t)words, size}};
+	const uint8_t *words = (const uint8_t *)c->argv[0]; /* argv and env lie together in the payload */
+	int fds[5] = {slot->pidfd, in, out, err, words_fd(words, (size_t)(c->words_end - words))};
+	if (fds[4] < 0)
+		return false;
+	struct iovec part = {(void *)(uintptr_t)&c->r, sizeof c->r};
 	union {
 		char bytes[CMSG_SPACE(sizeof fds)];
 		struct cmsghdr align;
 	} space = {0};
-	struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2, .msg_control = &space, .msg_controllen = sizeof space};
+	struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &space, .msg_controllen = sizeof space};
 	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
 	h->cmsg_level = SOL_SOCKET;
 	h->cmsg_type = SCM_RIGHTS;
 	h->cmsg_len = CMSG_LEN(sizeof fds);
 	memcpy(CMSG_DATA(h), fds, sizeof fds);
-	return sendmsg(sock, &m, MSG_NOSIGNAL) == (ssize_t)(sizeof c->r + size);
+	bool sent = sendmsg(sock, &m, MSG_NOSIGNAL) == (ssize_t)sizeof c->r;
+	close(fds[4]);
+	return sent;
 }
 
 bool zygote_report(int sock, struct zygote_report *r)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -390,3 +391,29 @@ async def test_many_calls_leave_the_host_as_it_was(calls: CallHost) -> None:
     assert after[1:] == before[1:]
     assert after[0] - before[0] <= 2
     await assert_clean(calls)
+
+
+async def test_words_of_a_call_are_in_no_later_calls_memory(calls: CallHost) -> None:
+    """The zygote, of whose memory each call has a copy, never reads a call's environment, arguments or code."""
+    secret = os.urandom(12).hex()
+    told = await calls.python(f"x = 'code-{secret}'", env={"TOKEN": f"env-{secret}"}, args=[f"arg-{secret}"])
+    assert told.verdict == "accepted"
+    look = (
+        "import hashlib, re\n"
+        "hits = set()\n"
+        "mem = open('/proc/self/mem', 'rb', buffering=0)\n"
+        "for line in open('/proc/self/maps'):\n"
+        "    span, perms = line.split()[:2]\n"
+        "    if 'r' not in perms or '[v' in line: continue\n"
+        "    a, b = (int(x, 16) for x in span.split('-'))\n"
+        "    try: mem.seek(a); data = mem.read(b - a)\n"
+        "    except OSError: continue\n"
+        "    for found in re.finditer(rb'(code|env|arg)-([0-9a-f]{24})', data):\n"
+        f"        if hashlib.sha256(found[2]).hexdigest() == '{hashlib.sha256(secret.encode()).hexdigest()}':\n"
+        "            hits.add(found[1].decode())\n"
+        "print(sorted(hits))\n"
+    )
+    seen = await calls.python(look)
+    assert seen.stdout == b"[]\n", seen
+    own = await calls.python(look, env={"TOKEN": f"env-{secret}"}, args=[f"arg-{secret}"])
+    assert own.stdout == b"['arg', 'env']\n", "the twin: in its own call it is found"
