@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ T = TypeVar("T")
 N = TypeVar("N", int, float)
 JSON_TYPE = "application/json"
 BODY_TIMEOUT_S = 120.0
+# What msgspec raises for text that is no JSON, is not what was asked for, or is nested too deeply.
+DECODE_ERRORS = (msgspec.ValidationError, msgspec.DecodeError, RecursionError)
+_KEY_IN_PATH = re.compile(r"dsk_[^/]*")
 _encoder = msgspec.json.Encoder()
 
 
@@ -61,7 +65,7 @@ def decode_json(body: bytes, kind: type[T]) -> T:
     """Decode and validate; UsageError bad_request names the field."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except DECODE_ERRORS as error:
         raise usage_from_decode(error, kind.__name__) from error
 
 
@@ -129,6 +133,11 @@ def bearer(request: web.Request) -> str:
     return token.strip()
 
 
+def without_keys(path: str) -> str:
+    """A path as it may be logged: some clients can send their API key nowhere else."""
+    return _KEY_IN_PATH.sub("dsk_...", path)
+
+
 def same_secret(given: str, expected: str) -> bool:
     """Compare in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())
@@ -140,6 +149,7 @@ async def error_middleware(
 ) -> web.StreamResponse:
     """The boundary of every route: our errors become JSON, unforeseen ones are logged and named by a request id."""
     try:
+        _check_encoding(request)
         return await handler(request)
     except DsecError as error:
         return error_reply(error)
@@ -154,9 +164,22 @@ async def error_middleware(
         raise
     except Exception:
         request_id = new_request_id()
-        log.exception("a request failed unforeseen", request=request_id, method=request.method, path=request.path)
+        path = without_keys(request.path)
+        log.exception("a request failed unforeseen", request=request_id, method=request.method, path=path)
         return error_reply(
             PlatformError("internal_error", f"the server failed on this request ({request_id})", hint="see its log")
+        )
+
+
+def _check_encoding(request: web.Request) -> None:
+    """Bodies are taken as they are: unpacked ones would be of another length than announced, and of any size."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise UsageError(
+            "content_encoding",
+            f"a body in {encoding[:40]!r} is not taken",
+            field="Content-Encoding",
+            hint="send the body itself, without that header",
         )
 
 

@@ -28,7 +28,7 @@ from libdsec.wire_fncall import (
 )
 
 from nomad_dsec.gateway.clients import MAX_ERROR_BYTES, error_of, payload
-from nomad_dsec.httpd import JSON_TYPE, usage_from_decode
+from nomad_dsec.httpd import DECODE_ERRORS, JSON_TYPE, usage_from_decode
 from nomad_dsec.log import get_log
 from nomad_dsec.placement.calls import rank_nodes
 
@@ -234,7 +234,7 @@ def _decode_head(path: str, body: bytes) -> tuple[Head, int]:
             submitted = _submit_decoder.decode(body)
             return submitted.program, len(submitted.tests)
         return _call_decoder.decode(body), 1
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except DECODE_ERRORS as error:
         raise usage_from_decode(error, "the call") from error
 
 

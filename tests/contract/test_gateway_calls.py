@@ -265,7 +265,7 @@ async def test_bad_requests_name_the_field(admin, client):
     with pytest.raises(UsageError) as caught:
         await AsyncFnCall.submit("x", tests=[], image=IMAGE, language="python", client=client)
     assert caught.value.field == "tests"
-    for body in (b"{", b"[]", msgspec.json.encode({"image": 3})):
+    for body in (b"{", b"[]", b'{"x":' + b"[" * 100_000, msgspec.json.encode({"image": 3})):
         async with admin.session.post("/v1/fncall", data=body) as reply:
             assert reply.status == 400
     error = await admin.error("POST", "/v1/fncall", {"image": IMAGE, "code": "x", "langauge": "python"})

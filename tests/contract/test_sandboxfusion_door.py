@@ -258,3 +258,15 @@ print(json.dumps([ends, wrote.files, fault]))
     assert told[0] == ["Success", "failed", "timeout", "compile"]
     assert base64.b64decode(told[1]["out.txt"]) == b"content of out.txt"
     assert "the lane broke" in told[2]
+
+
+async def test_a_key_in_the_path_is_not_logged(gateway, nobody, monkeypatch, caplog):
+    async def broken(*args):
+        raise LookupError("unforeseen")
+
+    monkeypatch.setattr(gateway.calls, "run", broken)
+    status, reply = await nobody("POST", f"/fusion/{ADMIN}/run_code", VERL)
+    assert (status, reply["error"]["code"]) == (500, "internal_error")
+    logged = " ".join(str(vars(record)) for record in caplog.records)
+    assert "dsk_..." in logged
+    assert ADMIN not in logged
