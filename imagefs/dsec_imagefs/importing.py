@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from dsec_imagefs.durable import locked, sync_directory, write_durably
 from dsec_imagefs.erofs.layout import Layout, plan_layout
 from dsec_imagefs.erofs.writer import write_image
-from dsec_imagefs.errors import ImageError
+from dsec_imagefs.errors import ImageError, show_name
 from dsec_imagefs.image import Image, image_digest, normal_name, parse_record, render_record
 from dsec_imagefs.sources.base import Limits, Source, Work
 from dsec_imagefs.sources.parse import parse_source
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dsec_imagefs.store import ImageStore
-    from dsec_imagefs.tree import Progress
+    from dsec_imagefs.tree import Node, Progress
 
 CACHE_MAX_AGE_S = 30 * 86400.0  # older roots are built anew: distributions ship security fixes
 _SAME_BUILD_WAIT_S = 3600.0
@@ -61,6 +62,7 @@ class Importer:
     def _build(self, source: Source, work: Work) -> Image:
         with source.open(work) as material:
             work.progress("plan", 0, 1)
+            _note_hidden(material.root, work)
             layout = plan_layout(material.root)
             self._check_room(layout, work.tmp)
             fd = os.open(work.tmp / "image.erofs", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -113,6 +115,18 @@ class Importer:
         except FileNotFoundError:
             return None
         return replace(image, imported=_now())
+
+
+def _note_hidden(root: Node, work: Work) -> None:
+    """Name what the image keeps and a container can't show: to overlayfs a device 0:0 is a whiteout (overlayfs.rst)."""
+    todo = [(b"", root)]
+    while todo:
+        path, directory = todo.pop()
+        for name, child in directory.children.items():
+            if child.is_dir:
+                todo.append((path + name + b"/", child))
+            elif child.fmt == stat.S_IFCHR and child.device == (0, 0):
+                work.note(f"{show_name(path + name)}: a device 0:0 is kept, but overlayfs hides it from containers")
 
 
 def _remember(roots: Path, key: str, image: Image, blob: Path) -> None:

@@ -140,6 +140,13 @@ def test_truncated_and_odd_layers_without_digests_are_errors(store, tmp_path, la
         store.import_image(f"docker-archive:{tmp_path}/d.tar")
 
 
+def test_a_device_that_overlayfs_hides_is_named(store, tmp_path):
+    layer = t.directory(b"d") + t.header(b"d/zero", b"3") + t.header(b"null", b"3", device=(1, 3)) + t.END
+    (tmp_path / "d.tar").write_bytes(docker_archive([layer], ["x:1"]))
+    notes = store.import_image(f"docker-archive:{tmp_path}/d.tar", "x").notes
+    assert notes == ("d/zero: a device 0:0 is kept, but overlayfs hides it from containers",)
+
+
 def test_gzip_of_several_members_and_zstd_of_several_frames(store, tmp_path):
     half = len(LAYERS[0]) // 1024 * 512
     skippable = (0x184D2A50).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"hello"
