@@ -355,7 +355,7 @@ async def _create(client: AsyncClient, request: CreateRequest, options: CreateOp
 
 async def _abandon(transport: Transport, key: str) -> None:
     """Say that nobody waits for this create any more. Bounded, and best effort: TTL and lease are behind it."""
-    with suppress(DsecError, TimeoutError):
+    with suppress(DsecError, TimeoutError, RuntimeError):  # RuntimeError: the client was closed meanwhile
         async with asyncio.timeout(_ABANDON_S):
             await transport.request("DELETE", f"/v1/creates/{quote(key, safe='')}", Ok, repeatable=False)
 

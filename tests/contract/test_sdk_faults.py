@@ -560,3 +560,18 @@ async def test_a_cancelled_create_is_given_up_unless_the_caller_has_its_key(key)
             await making
         given_up = [path for method, path in gateway.calls if method == "DELETE" and path.startswith("/v1/creates/")]
         assert len(given_up) == (0 if key else 1)
+
+
+async def test_a_create_cancelled_after_its_client_was_closed_is_a_cancelled_create():
+    async def hangs(_request):
+        await asyncio.sleep(30)
+
+    async with scripted() as (gateway, client):
+        gateway.on("POST /v1/sandboxes", hangs)
+        making = asyncio.create_task(AsyncSandbox.create("i", client=client))
+        while gateway.count("POST /v1/sandboxes") == 0:
+            await asyncio.sleep(0.01)
+        client.transport._closed = True
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
