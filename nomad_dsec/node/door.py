@@ -114,6 +114,7 @@ class Door:
         node.capacity.release(row.id)
         if entry.watching is not None and entry.watching is not asyncio.current_task():
             entry.watching.cancel()
+        entry.watching = None  # a cancelled task keeps its frames
         entry.secrets = {}
         entry.channel = None
         entry.ended.set()

@@ -143,7 +143,7 @@ while True: libc.renameat2(-100, b"/tmp/race/d", -100, b"/tmp/race/s", 2)
 async def test_f5_racing_paths_reach_nothing_of_the_host(client, tmp_path, way):
     """Reads, writes and removals through a name that is now a directory, now a link out of the sandbox."""
     (tmp_path / "f").write_text("SECRET")
-    tries = sized(20_000, 500)
+    tries = sized(50_000, 500)  # 100,000 by both ways
     async with await AsyncSandbox.create(IMAGE, client=client, cpus=2) as sandbox:
         flip = FLIP.replace("TARGET", repr(way + "/.." * 12 + str(tmp_path)))
         async with await sandbox.spawn(["python3", "-c", flip]) as flipper:
