@@ -207,7 +207,11 @@ ends = {{}}
 for code in ("print x", "exit 3", "spin", "nocompile", "broken", "eat"):
     results, details = client.check_correctness(url, {{"inputs": [""], "outputs": ["x"]}}, code, language="cpp")
     ends[code] = [results[0], details[0]["status"]]
-print(json.dumps([score, [row["status"] for row in metadata], ends]))
+# as its SandboxFusionTool, which ReTool uses, calls it: no stdin, and both streams are text
+_, tool = sys.modules["verl_sandbox_fusion.utils"]._process_single_case(
+    0, None, None, url, "print from a tool", 30, 1024, "python")
+words = [row["status"] for row in metadata]
+print(json.dumps([score, words, ends, tool["run_status"], tool["stdout"] + tool["stderr"]]))
 """)
     assert told[0] == pytest.approx(2 / 3)
     assert told[1] == ["success", "success", "wrong_answer"]
@@ -219,6 +223,7 @@ print(json.dumps([score, [row["status"] for row in metadata], ends]))
         "broken": [-1, "sandbox_error"],
         "eat": [-2, "runtime_error"],
     }
+    assert told[3:] == ["Finished", "from a tool"]
 
 
 @needs("fusion-clients")
