@@ -145,7 +145,12 @@ def make_node(
         images=images,
         metrics=NodeMetrics(),
         room=room,
-        limits=limits or Limits(),
+        limits=limits
+        or Limits(
+            calls_max=settings["calls_max"],
+            calls_queue_max=settings["calls_queue_max"],
+            lanes_max=settings["lanes_max"],
+        ),
         failpoints=Failpoints(settings["failpoint"]),
         mount_roots=tuple(settings["mount_roots"]),
     )

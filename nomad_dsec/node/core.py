@@ -109,7 +109,7 @@ def _trace(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Waits of the daemon, in seconds, and how much it remembers."""
+    """Waits of the daemon, in seconds, and how much it remembers. calls_max, lanes_max 0: by cores."""
 
     start_s: float = 60.0
     stop_s: float = 60.0
@@ -121,6 +121,9 @@ class Limits:
     execs_inflight_max: int = 8192
     stop_retry_max_s: float = 30.0
     disk_mib_min: int = 256
+    calls_max: int = 0
+    calls_queue_max: int = 4096
+    lanes_max: int = 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

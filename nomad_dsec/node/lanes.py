@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from libdsec.errors import CapacityError, NotSupported
+from libdsec.errors import CapacityError, DsecError, NotSupported
 from libdsec.wire import BackendFingerprint
 
 from nomad_dsec.backends.container.backend import ContainerBackend
@@ -23,7 +23,7 @@ from nomad_dsec.backends.fncall.runner import Runner
 from nomad_dsec.node.fingerprint import machine_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
 
     from libdsec.wire_fncall import FnRequest, FnResult, LanguageList, SubmitRequest, SubmitResult
 
@@ -33,7 +33,6 @@ CULL_EVERY_S: Final = 5.0
 LANES_PER_CPU: Final = 8
 CACHE_MEMORY_BYTES: Final = 512 * 1024 * 1024
 CACHE_DISK_BYTES: Final = 4 * 1024 * 1024 * 1024
-WAITING_MAX: Final = 4096
 
 
 class Lanes:
@@ -43,9 +42,10 @@ class Lanes:
         self._node = node
         self._names = itertools.count(1)
         self._launcher: NativeLauncher | None = None
-        running_max = max(1, machine_cpus())
-        self.queue = FairQueue(running_max=running_max, waiting_max=WAITING_MAX)
-        marks = Marks(target=running_max + 1, low=1, high=max(4, LANES_PER_CPU * running_max))
+        limits = node.limits
+        running_max = limits.calls_max or machine_cpus()
+        self.queue = FairQueue(running_max=running_max, waiting_max=limits.calls_queue_max)
+        marks = Marks(target=running_max + 1, low=1, high=limits.lanes_max or max(4, LANES_PER_CPU * running_max))
         self.pool: LanePool[Lane] = LanePool(marks, self._start, self._spawn)
         self._cache = ArtefactCache(node.data / "fncall", memory_bytes=CACHE_MEMORY_BYTES, disk_bytes=CACHE_DISK_BYTES)
         runner = Runner(self.queue, self.pool)
@@ -87,13 +87,32 @@ class Lanes:
         if self._node.draining:
             raise CapacityError("draining", "this node is being drained", retry_after_s=5.0)
 
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except DsecError as error:
+            self._node.metrics.call_refused(error.code)
+            raise
+
+    def observe(self) -> None:
+        """Bring the gauges up to date."""
+        metrics = self._node.metrics
+        metrics.lanes.set(self.pool.lanes)
+        metrics.lanes_replaced.set(self.pool.replaced)
+        metrics.calls_running.set(self.queue.running)
+        metrics.calls_waiting.set(self.queue.waiting)
+
     async def run(self, request: FnRequest, *, namespace: str, digest: str) -> FnResult:
         """One call; one with an id that is under way is joined."""
         self._check_open()
         image = await self._node.images.defaults(digest, request.image)
 
         async def work() -> FnResult:
-            return await self._engine.run(request, digest=image.digest, image_env=image.env, namespace=namespace)
+            with self._counted():
+                result = await self._engine.run(request, digest=image.digest, image_env=image.env, namespace=namespace)
+            self._node.metrics.call_done(result.verdict, result.queue_s)
+            return result
 
         if request.call_id:
             return await self._flights.join(namespace, request.call_id, work)
@@ -105,7 +124,13 @@ class Lanes:
         image = await self._node.images.defaults(digest, request.program.image)
 
         async def work() -> SubmitResult:
-            return await self._engine.submit(request, digest=image.digest, image_env=image.env, namespace=namespace)
+            with self._counted():
+                judged = await self._engine.submit(
+                    request, digest=image.digest, image_env=image.env, namespace=namespace
+                )
+            for result in judged.tests:
+                self._node.metrics.call_done(result.verdict, result.queue_s)
+            return judged
 
         if request.program.call_id:
             return await self._flights.join(namespace, f"submit {request.program.call_id}", work)

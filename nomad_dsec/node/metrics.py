@@ -38,6 +38,19 @@ class NodeMetrics:
         self.state = Gauge("dsec_node_sandboxes", "Sandboxes by state", ["state"], registry=registry)
         self.starting = Gauge("dsec_node_starting", "Starts under way", registry=registry)
         self.waiting = Gauge("dsec_node_waiting", "Creates waiting for a start slot", registry=registry)
+        self._calls = Counter("dsec_node_calls_total", "Stateless calls by verdict", ["verdict"], registry=registry)
+        self._call_wait = Histogram(
+            "dsec_node_call_queue_seconds", "Wait of calls for their turn", registry=registry, buckets=_SECONDS
+        )
+        self._calls_refused = Counter(
+            "dsec_node_call_refusals_total", "Calls without a result by code", ["code"], registry=registry
+        )
+        self.lanes = Gauge("dsec_node_lanes", "Lanes of stateless calls", registry=registry)
+        self.calls_running = Gauge("dsec_node_calls_running", "Stateless calls under way", registry=registry)
+        self.calls_waiting = Gauge("dsec_node_calls_waiting", "Stateless calls in the queue", registry=registry)
+        self.lanes_replaced = Gauge(
+            "dsec_node_lanes_replaced", "Lanes given up since the start, since a call broke them", registry=registry
+        )
         # Those below must stay zero: each is a fault of ours.
         self.orphans = Counter("dsec_node_orphans_found_total", "Live things that no handle owned", registry=registry)
         self.stop_failures = Counter("dsec_node_stop_failures_total", "Removals that failed", registry=registry)
@@ -71,6 +84,15 @@ class NodeMetrics:
     def exec_fault(self, code: str) -> None:
         """Count one exec that has none."""
         self._exec_faults.labels(code).inc()
+
+    def call_done(self, verdict: str, queue_s: float) -> None:
+        """Count one stateless call that has a result."""
+        self._calls.labels(verdict).inc()
+        self._call_wait.observe(queue_s)
+
+    def call_refused(self, code: str) -> None:
+        """Count one that has none."""
+        self._calls_refused.labels(code).inc()
 
     def render(self) -> bytes:
         """The text of /metrics."""

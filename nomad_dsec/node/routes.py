@@ -259,6 +259,7 @@ class Routes:
             metrics.state.labels(state).set(counts.get(state, 0))
         metrics.starting.set(queue.starting)
         metrics.waiting.set(queue.waiting)
+        self._fncall.observe()
         return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def healthz(self, _request: web.Request) -> web.Response:

@@ -37,6 +37,10 @@ class FncallRoutes:
             web.get("/v1/fncall/languages", self.languages, allow_head=False),
         ]
 
+    def observe(self) -> None:
+        """Bring the gauges of GET /metrics up to date."""
+        self._lanes.observe()
+
     async def run(self, request: web.Request) -> web.Response:
         """POST: one call. A connection that ends first cancels it."""
         wanted = await read_json(request, FnRequest, max_bytes=MAX_CALL_BYTES)

@@ -101,8 +101,8 @@ def become(header: Header, fds: Header) -> None:
 
 
 def read_words(fd: int) -> list[bytes]:
-    """argv and env. Only the child ever has them: the zygote's own memory is in all later children."""
-    parts = []
+    """Argv and env. Only the child ever has them: the zygote's own memory is in all later children."""
+    parts: list[bytes] = []
     while True:
         part = os.read(fd, WORDS_PIECE)
         if not part:
