@@ -7,8 +7,10 @@ in all, fetched once into the user's cache; DSEC_TEST_PEERS names a directory th
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 PACKAGES = (
@@ -44,10 +46,17 @@ def peers_home() -> Path:
     home = Path(given) if given else _CACHE
     if (home / "verl").is_dir() and (home / "sandbox_fusion").is_dir():
         return home
-    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(home), *PACKAGES]
+    home.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(dir=home.parent))  # whole or not at all, also when two runs install at once
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(part), *PACKAGES]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:
+        shutil.rmtree(part)
         raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "pip failed")
+    try:
+        part.rename(home)
+    except OSError:
+        shutil.rmtree(part)  # another run was first
     return home
 
 
