@@ -36,6 +36,7 @@ from nomad_dsec.node.routes import Routes
 from nomad_dsec.node.routes_fncall import FncallRoutes
 from nomad_dsec.node.routes_tasks import TaskRoutes
 from nomad_dsec.node.supervisor import Supervisor
+from nomad_dsec.node.task_calls import CallTasks
 from nomad_dsec.node.tasks import Tasks
 from nomad_dsec.node.tasks_follow import Follower
 from nomad_dsec.node.verbs import Verbs
@@ -180,6 +181,8 @@ async def assemble(node: Node) -> Assembled:
     await follower.recover()
     node.room.spawn("sweep tasks", follower.sweep_forever())
     lanes = Lanes(node)
+    calls = CallTasks(node, lanes)
+    await calls.recover()
     fingerprint = Fingerprint(node, supervisor, lanes)
     node.room.spawn("cull lanes", lanes.cull())
     routes = Routes(node, creator, verbs, execs, Files(execs), fingerprint, supervisor, FncallRoutes(lanes))
@@ -193,7 +196,7 @@ async def assemble(node: Node) -> Assembled:
         fingerprint=fingerprint,
         routes=routes,
         lanes=lanes,
-        task_routes=TaskRoutes(tasks, grants),
+        task_routes=TaskRoutes(tasks, grants, calls),
         tasks=tasks,
         grants=grants,
     )

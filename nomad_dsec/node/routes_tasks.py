@@ -1,4 +1,4 @@
-"""Paths for the cluster's driver plugins, on the daemon's Unix socket only: /v1/tasks and /v1/grants."""
+"""Paths for the cluster's driver plugins, on the daemon's Unix socket only: /v1/tasks, /v1/grants and /v1/calls."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from libdsec.errors import UsageError
 from libdsec.wire import MAX_JSON_BYTES, Ok, SignalRequest
-from libdsec.wire_tasks import GrantRequest, StopTaskRequest, TaskRequest
+from libdsec.wire_fncall import MAX_CALL_BYTES
+from libdsec.wire_tasks import CallTaskRequest, GrantRequest, StopTaskRequest, TaskRequest
 
 from nomad_dsec.httpd import json_reply, query_float, query_int, read_json
 from nomad_dsec.node.tasks_rows import task_info
 
 if TYPE_CHECKING:
     from nomad_dsec.node.grants import Grants
+    from nomad_dsec.node.task_calls import CallTasks
     from nomad_dsec.node.task_events import EventRing
     from nomad_dsec.node.tasks import Tasks
 
@@ -21,15 +23,16 @@ POLL_MAX_S = 600.0
 
 
 class TaskRoutes:
-    """Handlers over the tasks and grants of one node."""
+    """Handlers over the tasks, grants and calls of one node."""
 
-    def __init__(self, tasks: Tasks, grants: Grants) -> None:
+    def __init__(self, tasks: Tasks, grants: Grants, calls: CallTasks) -> None:
         self._tasks = tasks
         self._grants = grants
+        self._calls = calls
 
     def table(self) -> list[web.RouteDef]:
         """The fixed names come before the keys."""
-        task, grant = "/v1/tasks/{key}", "/v1/grants/{key}"
+        task, grant, call = "/v1/tasks/{key}", "/v1/grants/{key}", "/v1/calls/{key}"
         return [
             web.get("/v1/tasks/events", self.task_events),
             web.put(task, self.task_start),
@@ -46,6 +49,13 @@ class TaskRoutes:
             web.get(f"{grant}/wait", self.grant_wait),
             web.post(f"{grant}/stop", self.grant_stop),
             web.delete(grant, self.grant_destroy),
+            web.get("/v1/calls/events", self.call_events),
+            web.put(call, self.call_start),
+            web.get(call, self.call_get),
+            web.get(f"{call}/wait", self.call_wait),
+            web.get(f"{call}/stats", self.call_stats),
+            web.post(f"{call}/stop", self.call_stop),
+            web.delete(call, self.call_destroy),
         ]
 
     async def task_start(self, request: web.Request) -> web.Response:
@@ -115,6 +125,37 @@ class TaskRoutes:
     async def grant_events(self, request: web.Request) -> web.Response:
         """GET events since a number."""
         return await _events(request, self._grants.events)
+
+    async def call_start(self, request: web.Request) -> web.Response:
+        """PUT a call: idempotent; returns when it has begun."""
+        wanted = await read_json(request, CallTaskRequest, max_bytes=MAX_CALL_BYTES)
+        return json_reply(await self._calls.start(_key(request), wanted))
+
+    async def call_get(self, request: web.Request) -> web.Response:
+        """GET one, as a task."""
+        return json_reply(self._calls.info(_key(request)))
+
+    async def call_wait(self, request: web.Request) -> web.Response:
+        """GET wait: a long poll for the end."""
+        return json_reply(await self._calls.wait(_key(request), _timeout(request)))
+
+    async def call_stats(self, request: web.Request) -> web.Response:
+        """GET use now: refused in words."""
+        return json_reply(self._calls.stats(_key(request)))
+
+    async def call_stop(self, request: web.Request) -> web.Response:
+        """POST stop: wait, then end it."""
+        wanted = await read_json(request, StopTaskRequest)
+        return json_reply(await self._calls.stop(_key(request), wanted))
+
+    async def call_destroy(self, request: web.Request) -> web.Response:
+        """DELETE: forget it, with force=1 end it first."""
+        await self._calls.destroy(_key(request), force=_force(request))
+        return json_reply(Ok())
+
+    async def call_events(self, request: web.Request) -> web.Response:
+        """GET events since a number."""
+        return await _events(request, self._calls.events)
 
 
 def _key(request: web.Request) -> str:

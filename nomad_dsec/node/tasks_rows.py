@@ -7,11 +7,13 @@ from libdsec.wire_tasks import GrantInfo, GrantState, TaskInfo, TaskState
 
 TASK = "task"
 GRANT = "grant"
+CALL = "call"
 
 
 class TaskRow(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """One task: a sandbox and one exec in it, whose id is the key. env lies in the sandbox's row.
 
+    A call has no sandbox ("") and no exec.
     log_offset: where the pump goes on in the exec's output; oom_kills: of the sandbox, when last looked at.
     home: the allocation's directory on the host; when it goes, so does what is left of the task.
     """
@@ -73,7 +75,7 @@ def task_info(row: TaskRow) -> TaskInfo:
         task_name=row.task_name,
         state=row.state,
         sandbox=row.sandbox,
-        exec_id=row.key,
+        exec_id=row.key if row.sandbox else "",
         exit_code=row.exit_code,
         signal=row.signal,
         oom_killed=row.oom_killed,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-NAMES = ("dsec-container", "dsec-pool")
+NAMES = ("dsec-container", "dsec-fncall", "dsec-pool")
 SHEBANG_BYTES = 255  # BINPRM_BUF_SIZE of Linux 5.1 and later, less the newline
 CHECK_S = 60.0
 

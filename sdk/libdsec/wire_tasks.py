@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from libdsec.wire import MAX_ARG_BYTES, BackendName, Env, Qos, _Reply, _Wire
+from libdsec.wire_fncall import FnRequest  # noqa: TC001 - msgspec looks it up
 
 TaskState = Literal["starting", "running", "exited"]
 GrantState = Literal["active", "withdrawing", "withdrawn"]
@@ -58,6 +59,18 @@ class TaskRequest(_Wire, kw_only=True):
     stdout_path: Annotated[str, Meta(max_length=4096)] = ""
     stderr_path: Annotated[str, Meta(max_length=4096)] = ""
     start_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+
+
+class CallTaskRequest(_Wire, kw_only=True):
+    """A task that is one stateless call. What the program writes goes to the log paths when it has ended."""
+
+    task_id: Annotated[str, Meta(min_length=1, max_length=1024)]
+    alloc_id: Annotated[str, Meta(max_length=256)] = ""
+    task_name: Annotated[str, Meta(max_length=256)] = ""
+    home: Annotated[str, Meta(max_length=4096)] = ""
+    call: FnRequest
+    stdout_path: Annotated[str, Meta(max_length=4096)] = ""
+    stderr_path: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class TaskInfo(_Reply, kw_only=True):

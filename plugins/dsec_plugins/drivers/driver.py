@@ -60,7 +60,7 @@ class Driver(driver_pb2_grpc.DriverServicer):
                 exec=self._kind.can_exec,
                 fs_isolation=pb.DriverCapabilities.IMAGE,
                 network_isolation_modes=[pb.NetworkIsolationSpec.HOST, pb.NetworkIsolationSpec.NONE],
-                disable_log_collection=not self._kind.can_exec,
+                disable_log_collection=not self._kind.has_logs,
             )
         )
 

@@ -1,4 +1,4 @@
-"""The drivers as data: a name, a configuration, and how a Nomad task becomes a request to the node daemon. Pure."""
+"""The drivers as data: a name, a configuration, and how a Nomad task becomes a request to the node daemon."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from libdsec.wire_tasks import GrantRequest, HostMount, TaskRequest
+from libdsec.wire_fncall import Checker, FnLimits, FnRequest
+from libdsec.wire_tasks import CallTaskRequest, GrantRequest, HostMount, TaskRequest
 
-from dsec_plugins.drivers.configs import PoolTask, SandboxTask
+from dsec_plugins.drivers.configs import FncallTask, PoolTask, SandboxTask
 from dsec_plugins.drivers.schema import ConfigError
+from dsec_plugins.drivers.task_files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +23,10 @@ _TASK_DIRS = (("alloc", "/alloc"), ("{task}/local", "/local"), ("{task}/secrets"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverKind:
-    """One driver. path: its verbs on the node daemon; backend: whose fingerprint it shows ("": the node's)."""
+    """One driver. path: its verbs on the node daemon; backend: whose fingerprint it shows ("": the node's).
+
+    request: from Nomad's TaskConfig, the decoded config and the number of the machine's cores.
+    """
 
     name: str
     config: type
@@ -29,6 +34,7 @@ class DriverKind:
     request: Callable[[Any, Any, int], Any]
     backend: str = ""
     can_exec: bool = False
+    has_logs: bool = False
 
 
 def cores_of(resources: Any, node_cores: int) -> float:
@@ -110,6 +116,46 @@ def grant_request(task: Any, config: PoolTask, node_cores: int) -> GrantRequest:
     )
 
 
+def call_request(task: Any, config: FncallTask, _: int) -> CallTaskRequest:
+    """A task that is one stateless call. Files are those of the task's own directory."""
+    if config.code and config.code_file:
+        raise ConfigError("config.code_file: there is code already; give one of them")
+    directory = os.path.join(task.alloc_dir, task.name)
+    code = config.code
+    if config.code_file:
+        code = read_file(directory, config.code_file, "config.code_file").decode("utf-8", "replace")
+    if bool(code) != bool(config.language):
+        raise ConfigError("config.language: code needs its language, and a language needs code")
+    stdin = read_file(directory, config.stdin_file, "config.stdin_file") if config.stdin_file else b""
+    expected = read_file(directory, config.expected_file, "config.expected_file") if config.expected_file else None
+    call = FnRequest(
+        image=config.image,
+        code=code,
+        language=config.language,
+        argv=[] if code else list(config.args),
+        args=list(config.args) if code else [],
+        stdin=stdin,
+        env=dict(task.env),
+        limits=FnLimits(
+            cpu_s=config.cpu_s,
+            wall_s=config.wall_s,
+            memory_mib=memory_mib_of(task.resources),
+            output_bytes=config.output_bytes,
+        ),
+        expected=expected,
+        checker=Checker(kind="tokens"),
+    )
+    return CallTaskRequest(
+        task_id=task.id,
+        alloc_id=task.alloc_id,
+        task_name=task.name,
+        home=task.alloc_dir,
+        call=call,
+        stdout_path=task.stdout_path,
+        stderr_path=task.stderr_path,
+    )
+
+
 CONTAINER = DriverKind(
     name="dsec-container",
     config=SandboxTask,
@@ -117,6 +163,15 @@ CONTAINER = DriverKind(
     request=sandbox_request,
     backend="container",
     can_exec=True,
+    has_logs=True,
+)
+FNCALL = DriverKind(
+    name="dsec-fncall",
+    config=FncallTask,
+    path="/v1/calls",
+    request=call_request,
+    backend="fncall",
+    has_logs=True,
 )
 POOL = DriverKind(name="dsec-pool", config=PoolTask, path="/v1/grants", request=grant_request)
-KINDS = {kind.name: kind for kind in (CONTAINER, POOL)}
+KINDS = {kind.name: kind for kind in (CONTAINER, FNCALL, POOL)}
