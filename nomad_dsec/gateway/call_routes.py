@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from libdsec.errors import UsageError
 from libdsec.wire import Ok
-from libdsec.wire_fncall import MAX_CALL_BYTES, CancelRequest
+from libdsec.wire_fncall import CancelRequest
 
-from nomad_dsec.gateway.calls import CALL, SUBMIT
+from nomad_dsec.gateway.calls import CALL, SUBMIT, body_max
 from nomad_dsec.httpd import JSON_TYPE, json_reply, read_body, read_json
 
 if TYPE_CHECKING:
@@ -46,6 +46,6 @@ class CallRoutes:
 
     async def _pass_on(self, request: web.Request, principal: Principal, path: str) -> web.StreamResponse:
         with self._calls.hold(principal.namespace, request.content_length):
-            body = await read_body(request, max_bytes=MAX_CALL_BYTES)
+            body = await read_body(request, max_bytes=body_max(request.content_length))
             reply, _ = await self._calls.run(principal.namespace, path, body)
         return web.Response(body=reply, content_type=JSON_TYPE)

@@ -46,6 +46,7 @@ LANGUAGES_TIMEOUT_S = 60.0
 CANCEL_TIMEOUT_S = 10.0
 _EARLIER_S = 15.0  # the gateway gives up before its caller does, so that the caller learns why
 _LARGE_BYTES = 1024 * 1024
+CHUNKED_MAX_BYTES = 4 * 1024 * 1024
 _DEFAULTS = FnRequest(image="-")
 
 
@@ -97,8 +98,8 @@ class Calls:
         return self._shares.calls
 
     def hold(self, namespace: str, body_bytes: int | None) -> AbstractContextManager[None]:
-        """Count a call while the block runs, from before its body is read; None: of unknown length. Or `busy`."""
-        return self._shares.hold(namespace, MAX_CALL_BYTES if body_bytes is None else body_bytes)
+        """Count a call while the block runs, from before its body is read, as long as `body_max` says. Or `busy`."""
+        return self._shares.hold(namespace, CHUNKED_MAX_BYTES if body_bytes is None else body_bytes)
 
     async def run(self, namespace: str, path: str, body: bytes) -> tuple[bytes, str]:
         """The node's reply to a body for CALL or SUBMIT, as JSON, and the node's id. Within `hold`.
@@ -236,6 +237,11 @@ def _decode_head(path: str, body: bytes) -> tuple[Head, int]:
         return _call_decoder.decode(body), 1
     except DECODE_ERRORS as error:
         raise usage_from_decode(error, "the call") from error
+
+
+def body_max(body_bytes: int | None) -> int:
+    """How long a body may be that says this of its length: one that says nothing must be short."""
+    return CHUNKED_MAX_BYTES if body_bytes is None else MAX_CALL_BYTES
 
 
 def _headers(namespace: str) -> dict[str, str]:

@@ -339,3 +339,13 @@ async def test_a_fault_that_stays_is_raised():
             with pytest.raises(kind):
                 await _call(client, "print(1)")
             assert gateway.count("POST /v1/fncall") == 1
+
+
+async def test_a_body_of_untold_length_must_be_short(admin):
+    async def body(size):
+        yield msgspec.json.encode({"image": IMAGE, "code": "print " + "x" * size, "language": "python"})
+
+    async with admin.session.post("/v1/fncall", data=body(10)) as reply:
+        assert reply.status == 200
+    async with admin.session.post("/v1/fncall", data=body(5_000_000)) as reply:
+        assert (reply.status, (await reply.json())["error"]["code"]) == (400, "body_too_large")

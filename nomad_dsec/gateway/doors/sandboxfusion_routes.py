@@ -13,7 +13,7 @@ from libdsec.errors import DsecError, UsageError
 from libdsec.wire import Ok
 from libdsec.wire_fncall import FnResult
 
-from nomad_dsec.gateway.calls import CALL
+from nomad_dsec.gateway.calls import CALL, body_max
 from nomad_dsec.gateway.doors import sandboxfusion as fusion
 from nomad_dsec.gateway.keys import Principal, Unauthenticated
 from nomad_dsec.httpd import json_reply, read_json
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from nomad_dsec.gateway.calls import Calls
     from nomad_dsec.gateway.keys import Keyring
 
-MAX_BYTES = 96 * 1024 * 1024
 ANONYMOUS = "anonymous"
 ASK_AGAIN = 504
 UNPROCESSABLE = 422
@@ -48,7 +47,8 @@ class FusionDoor:
         try:
             namespace = self._authenticate(request).namespace
             with self._calls.hold(namespace, request.content_length):
-                asked = await read_json(request, fusion.RunCodeRequest, max_bytes=MAX_BYTES)
+                longest = body_max(request.content_length)
+                asked = await read_json(request, fusion.RunCodeRequest, max_bytes=longest)
                 return json_reply(await self._run(namespace, asked, request.query.get("image", "")))
         except DsecError as error:
             return _refused(error)
