@@ -39,7 +39,7 @@ class NomadAgent:
 
     directory: Path
     node_socket: Path
-    drivers: Sequence[str] = ("dsec-container", "dsec-pool")
+    drivers: Sequence[str] = install.NAMES
     more: dict[str, Any] = field(default_factory=dict)
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
@@ -64,7 +64,10 @@ class NomadAgent:
                 "cpu_total_compute": 4000,
                 "memory_total_mb": 8192,
                 "gc_interval": "1h",
-                "options": {"driver.allowlist": ",".join(self.drivers)},
+                "options": {
+                    "driver.allowlist": ",".join(self.drivers),
+                    "fingerprint.denylist": "env_aws,env_gce,env_azure,env_digitalocean,consul,vault",
+                },
             },
             "consul": {"auto_advertise": False, "server_auto_join": False, "client_auto_join": False},
             "telemetry": {"publish_allocation_metrics": True, "collection_interval": "1s"},

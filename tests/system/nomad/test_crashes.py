@@ -155,7 +155,7 @@ def test_many_agent_starts_leave_no_process(cluster):
         cluster.agent.stop()
         assert cluster.agent.plugins() == {}
         cluster.agent.start()
-    assert set(cluster.agent.plugins()) == {"dsec-container", "dsec-pool"}
+    assert set(cluster.agent.plugins()) == set(cluster.agent.drivers)
 
 
 def test_the_plugins_survive_a_dead_agents_pipes(cluster):
