@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from typing import TYPE_CHECKING
 
 from libdsec.errors import UsageError
@@ -25,7 +24,7 @@ def facts_of(reply: LaneReply) -> Facts:
     signal = reply.status & 0x7F
     lost = ""
     if reply.flags & wire.NOT_STARTED and not reply.oom_kills:
-        lost = f"the program could not be started: step {reply.step}, {os.strerror(reply.error)}"
+        lost = f"the program could not be started: step {reply.step}, {_name(reply.error)}"
     return Facts(
         exit_code=None if signal else reply.status >> 8 & 0xFF,
         signal=signal or None,
@@ -46,14 +45,14 @@ def check_started(reply: LaneReply, argv0: bytes, *, language: str) -> None:
     if reply.step == "files":
         if reply.error in (errno.ENOSPC, errno.EFBIG):
             raise UsageError("files_too_large", "the files don't fit the call's disk", field="limits.disk_mib")
-        raise UsageError("bad_file_name", f"a file can't be made: {os.strerror(reply.error)}", field="files")
+        raise UsageError("bad_file_name", f"a file can't be made: {_name(reply.error)}", field="files")
     if reply.step == "exec" and reply.error in _ABSENT:
         name = argv0.decode("utf-8", "replace")
         if language:
             raise UsageError(
                 "language_unavailable", f"the image has no {name}", field="language", hint="use an image that has it"
             )
-        raise UsageError("command_not_found", f"{name!r}: {os.strerror(reply.error)}", field="argv")
+        raise UsageError("command_not_found", f"{name!r}: {_name(reply.error)}", field="argv")
     if reply.step == "exec" and reply.error == errno.E2BIG:
         raise UsageError("command_invalid", "argv and env are too long", field="argv")
 
@@ -78,3 +77,7 @@ def result_of(reply: LaneReply, limits: FnLimits, *, queue_s: float) -> FnResult
         files=dict(reply.files),
         message=message,
     )
+
+
+def _name(number: int) -> str:
+    return errno.errorcode.get(number, str(number))
