@@ -345,8 +345,10 @@ class ContainerBackend:
             if live.pidfd >= 0:
                 os.close(live.pidfd)
         self._live.clear()
-        await self._launcher.close()
-        await self._host.close()
+        try:
+            await self._launcher.close()
+        finally:
+            await self._host.close()
 
 
 def _make_launcher(host: Host) -> Launcher:

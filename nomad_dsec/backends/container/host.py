@@ -140,9 +140,8 @@ class Host:
         """Drop idle resources; those in use stay with their sandboxes."""
         for task in self._background:
             task.cancel()
-        for task in self._background:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        if self._background:  # one that had failed must not keep the rest from being given back
+            await asyncio.wait(self._background)
         await self.cgroup_pool.close()
         if self.cgroups.names():
             await self.nets.close()

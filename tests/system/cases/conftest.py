@@ -26,9 +26,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
     made = DevStack(tmp_path_factory.mktemp("cases") / "d")
     node = f"cs{os.getpid()}"
     before = Census.take()
-    made.start("--node-id", node, "--backends", "container", "--images", str(image_store()))
-    yield made
-    made.stop()
+    try:
+        made.start("--node-id", node, "--backends", "container", "--images", str(image_store()))
+        yield made
+    finally:
+        made.stop()
     assert made.pids() == []
     assert [line for line in before.wait_same(timeout_s=5.0) if node in line] == []
 
