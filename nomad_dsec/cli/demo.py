@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=Path, default=None, metavar="DIR", help="image store (default: <data>/images)")
     parser.add_argument("--image", default="", help=f"default: {IMAGE}, built by debootstrap when missing")
     parser.add_argument("--report", type=Path, default=Path("demo-report"), metavar="DIR", help="where the report goes")
-    parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--groups", type=int, default=4, help="how many tasks, each with a group of rollouts")
     parser.add_argument("--size", type=int, default=8, help="rollouts in a group")
     parser.add_argument("--submissions", type=int, default=250, help="programs to judge; 0: leave that stage out")
     parser.add_argument("--no-crash", action="store_true", help="leave the node daemon alone")
@@ -84,6 +84,7 @@ def _image(store_path: Path, wanted: str) -> str:
         except ImageError as error:
             if wanted or error.code != "not_found":
                 raise
+        say(f"building the image {IMAGE} once: {SUITE} with {PACKAGES}; about a minute, kept in {store_path}")
         with ImportBars() as progress:
             return store.import_image(f"debootstrap:{SUITE}?include={PACKAGES}", IMAGE, progress=progress).digest
     except ImageError as error:

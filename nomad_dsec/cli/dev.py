@@ -1,4 +1,4 @@
-"""`dsec dev`: node daemon and gateway of this machine in one process tree; `dsec dev stop`, `dsec dev status`."""
+"""`dsec dev`: node daemon and gateway of this machine in one process tree; `dsec dev stop`, `status`, `env`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Flags of `dsec dev`."""
-    parser.add_argument("verb", nargs="?", choices=("run", "stop", "status"), default="run")
+    parser.add_argument(
+        "verb",
+        nargs="?",
+        choices=("run", "stop", "status", "env"),
+        default="run",
+        help='run is the default; env prints the variables of a running one: eval "$(dsec dev env)"',
+    )
     add_data(parser)
     parser.add_argument("--detach", action="store_true", help="return when it is ready; it goes on in the background")
     parser.add_argument("--keep", action="store_true", help="at a stop, let sandboxes live; the next start adopts them")
@@ -51,10 +57,13 @@ async def run(args: argparse.Namespace) -> int:
         return 0
     if args.verb == "status":
         return _status(layout, as_json=args.json)
+    if args.verb == "env":
+        return _env(layout, as_json=args.json)
     if not 0 <= args.port <= 65_535:
         raise UsageError("bad_port", f"{args.port} is no port", field="--port", hint="0 to 65535")
     if args.detach:
-        _announce(await control.start_detached(layout, _argv(args, layout)), as_json=args.json)
+        _print_env(await control.start_detached(layout, _argv(args, layout)), as_json=args.json)
+        say("dsec dev is ready; stop it with `dsec dev stop`")
         return 0
     setup_logging(level="info", json_lines=not sys.stderr.isatty())
     await Supervisor(_options(args, layout), lambda state: _announce(state, as_json=args.json)).run()
@@ -87,12 +96,24 @@ def _argv(args: argparse.Namespace, layout: Layout) -> list[str]:
 
 
 def _announce(state: DevState, *, as_json: bool) -> None:
+    _print_env(state, as_json=as_json)
+    say("dsec dev is ready; stop it with Ctrl-C or `dsec dev stop`")
+
+
+def _print_env(state: DevState, *, as_json: bool) -> None:
     if as_json:
         print_json({"endpoint": state.endpoint, "api_key": state.api_key, "node": state.node})
     else:
         print(f"export DSEC_ENDPOINT={state.endpoint}\nexport DSEC_API_KEY={state.api_key}")
     sys.stdout.flush()
-    say("dsec dev is ready; stop it with Ctrl-C or `dsec dev stop`")
+
+
+def _env(layout: Layout, *, as_json: bool) -> int:
+    state = layout.read_state()
+    if state is None or not state.ready or not is_alive(state.supervisor):
+        raise UsageError("not_running", f"nothing runs on {layout.data}", field="--data", hint="`dsec dev --detach`")
+    _print_env(state, as_json=as_json)
+    return 0
 
 
 def _status(layout: Layout, *, as_json: bool) -> int:

@@ -30,8 +30,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="docker://REF, docker-daemon:REF, docker-archive:FILE, oci:DIR[:TAG], dir:DIR, debootstrap:SUITE",
     )
+    load.add_argument("named", nargs="?", metavar="NAME[:TAG]", help="what to call it; the same as --name")
     load.add_argument("--debootstrap", metavar="SUITE", help="build a Debian root of this suite")
-    load.add_argument("--include", default="", metavar="PACKAGES", help="for debootstrap: more packages, with commas")
+    load.add_argument("--include", default="", metavar="PACKAGES", help="more packages for debootstrap, with commas")
     load.add_argument("--name", default=None, metavar="NAME[:TAG]", help="what to call it")
     load.add_argument("--refresh", action="store_true", help="build anew what the cache could give")
     _finish(load, run_import)
@@ -42,7 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         ("rm", "remove a name, or an image by digest", run_rm),
     ):
         one = verbs.add_parser(verb, help=text)
-        one.add_argument("ref", metavar="IMAGE")
+        one.add_argument("ref", metavar="IMAGE", help="name, digest, or the start of a digest")
         if verb == "rm":
             one.add_argument("--force", action="store_true", help="also when sandboxes use it")
         _finish(one, run)
@@ -69,22 +70,37 @@ def _with_store(args: argparse.Namespace, run: Callable[[argparse.Namespace, Ima
 
 def run_import(args: argparse.Namespace, store: ImageStore) -> int:
     """Print the digest."""
-    source = args.source
-    if args.debootstrap:
-        if source:
-            raise UsageError("two_sources", "a source and --debootstrap were given", field="--debootstrap")
-        source = f"debootstrap:{args.debootstrap}" + (f"?include={args.include}" if args.include else "")
-    if not source:
-        raise UsageError("no_source", "nothing to import is named", field="SOURCE", hint="see dsec image import --help")
+    source = import_source(args)
+    name = args.name or args.named
     with ImportBars() as bars:
-        image = store.import_image(source, args.name, progress=bars, refresh=args.refresh)
+        image = store.import_image(source, name, progress=bars, refresh=args.refresh)
     for note in image.notes:
         say(note)
+    if not image.names:
+        say("it has no name, so `dsec image gc` removes it: import it again with a NAME, which takes no time")
     if args.json:
         print_json(_as_data(image))
     else:
         print(image.digest)
     return 0
+
+
+def import_source(args: argparse.Namespace) -> str:
+    """SOURCE with what --debootstrap and --include add to it; UsageError where they contradict each other."""
+    source: str = args.source or ""
+    if args.debootstrap:
+        if source:
+            raise UsageError("two_sources", "a source and --debootstrap were given", field="--debootstrap")
+        source = f"debootstrap:{args.debootstrap}"
+    if not source:
+        raise UsageError("no_source", "nothing to import is named", field="SOURCE", hint="see dsec image import --help")
+    if args.name and args.named and args.name != args.named:
+        raise UsageError("two_names", f"both {args.named!r} and {args.name!r} were given", field="--name")
+    if args.include:
+        if not source.startswith("debootstrap:"):
+            raise UsageError("not_debootstrap", f"{source!r} takes no packages", field="--include")
+        source += f"{'&' if '?' in source else '?'}include={args.include}"
+    return source
 
 
 def run_ls(args: argparse.Namespace, store: ImageStore) -> int:

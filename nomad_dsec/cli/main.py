@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import difflib
 import importlib
 import inspect
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -29,6 +31,7 @@ NOUNS = {
     "node": "node daemons",
     "gateway": "the gateway",
     "key": "API keys",
+    "quota": "how much a namespace may hold at once",
     "nomad": "task drivers for a Nomad client",
     "doctor": "what this host can and can't do, and how to fix it",
     "top": "live view of nodes and sandboxes",
@@ -41,14 +44,25 @@ _EXIT = {"usage": 2, "not_found": 2, "capacity": 3, "denied": 4}
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors that name the flag."""
+    """argparse with one-line errors that name the flag and the nearest word; the parser that was reached says them."""
 
     def error(self, message: str) -> NoReturn:
         """Say it on stderr and exit with 2."""
         message = message.removeprefix("argument ")
         say(f"{self.prog}: {message}")
-        say(f"see: {self.prog} --help")
+        wrong, _, known = message.partition(" (choose from ")
+        near = difflib.get_close_matches(wrong.rpartition(": ")[2].strip("'"), re.findall(r"'([^']*)'", known), n=1)
+        say((f"did you mean {near[0]!r}? " if near else "") + f"see: {self.prog} --help")
         sys.exit(2)
+
+    def parse_known_args(  # type: ignore[override]  # narrower: argparse's own is generic in the namespace
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Words too many are told by the verb they were given to, whose --help lists what it takes."""
+        found, extra = super().parse_known_args(args, namespace)
+        if extra:
+            self.error(f"unrecognized arguments: {' '.join(extra)}")
+        return found, extra
 
 
 def build_parser(nouns: Sequence[str]) -> Parser:
@@ -57,7 +71,7 @@ def build_parser(nouns: Sequence[str]) -> Parser:
     parser.add_argument("--version", action="version", version=f"dsec {_version()}")
     found = parser.add_subparsers(dest="noun", metavar="NOUN", required=True, parser_class=Parser)
     for noun, text in NOUNS.items():
-        child = found.add_parser(noun, help=text, description=text.capitalize() + ".")
+        child = found.add_parser(noun, help=text, description=text[:1].upper() + text[1:] + ".")
         if noun in nouns:
             importlib.import_module(f"nomad_dsec.cli.{noun}").add(child)
     return parser
@@ -71,15 +85,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(importlib.import_module(daemon).main(given[2:]))
     nouns = [word for word in given[:1] if word in NOUNS]
     args = build_parser(nouns).parse_args(given)
-    fault_code = getattr(args, "fault_code", None)
+    fault_code, fault_codes = getattr(args, "fault_code", None), getattr(args, "fault_codes", {})
     try:
         outcome = args.run(args)
         code = asyncio.run(outcome) if inspect.iscoroutine(outcome) else outcome
         sys.stdout.flush()
         return int(code or 0)
-    except DsecError as error:
+    except (DsecError, ExceptionGroup) as raised:  # under a TaskGroup ours comes in a group
+        error = _first(raised)
+        if not isinstance(error, DsecError):
+            raise
         say_error(error)
-        return fault_code or _EXIT.get(error.kind, 1)
+        return fault_codes.get(error.code) or fault_code or _EXIT.get(error.kind, 1)
     except KeyboardInterrupt:
         say("interrupted")
         return 130
@@ -88,6 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # the reader has what it wanted: `dsec ... | head`
         return 0
+
+
+def _first(error: Exception) -> Exception:
+    """The first error that is no group."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def say_error(error: DsecError) -> None:

@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_access(ls)
     ls.set_defaults(run=run_ls)
     drain = verbs.add_parser("drain", help="let a node take no new sandboxes (needs an admin key)")
-    drain.add_argument("node", metavar="NODE")
+    drain.add_argument("node", metavar="NODE", help="as `dsec node ls` prints it")
     drain.add_argument("--off", action="store_true", help="take new ones again")
     drain.add_argument("--deadline-s", type=float, default=None, help="end what still lives after so long")
     add_json(drain)

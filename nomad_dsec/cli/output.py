@@ -47,6 +47,11 @@ def size(count: float) -> str:
     raise AssertionError
 
 
+def count(number: int, one: str, many: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
 def age(at: float | None, now: float | None = None) -> str:
     """How long ago, for people."""
     if not at:

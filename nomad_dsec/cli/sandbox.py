@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from libdsec.client import AsyncClient
 
 _AT_ONCE = 32
+_ID = "of the sandbox, as `dsec sandbox ls` prints it"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     ls = verbs.add_parser("ls", help="list sandboxes")
     ls.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="only with this; may repeat")
     ls.add_argument("--state", help="only in this state")
+    ls.add_argument("--namespace", default="", help="whose; * for all (needs an admin key; default: the key's own)")
     ls.add_argument("--all", action="store_true", help="also those that have ended")
     _finish(ls, run_ls)
     for verb, text, run in (
@@ -40,16 +42,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         ("plan", "the operations that made it", run_plan),
     ):
         one = verbs.add_parser(verb, help=text)
-        one.add_argument("sandbox", metavar="ID")
+        one.add_argument("sandbox", metavar="ID", help=_ID)
         _finish(one, run)
     logs = verbs.add_parser("logs", help="commands of a sandbox, or the kept output of one")
-    logs.add_argument("sandbox", metavar="ID")
+    logs.add_argument("sandbox", metavar="ID", help=_ID)
     logs.add_argument("exec_id", nargs="?", metavar="EXEC", help="print this command's output")
     logs.add_argument("--follow", "-f", action="store_true", help="go on until it ends")
     _finish(logs, run_logs)
     for verb, text in (("pause", "freeze"), ("resume", "thaw"), ("kill", "end, and wait until the resources are gone")):
         several = verbs.add_parser(verb, help=text)
-        several.add_argument("sandboxes", nargs="*", metavar="ID")
+        several.add_argument("sandboxes", nargs="*", metavar="ID", help=_ID)
         if verb == "kill":
             several.add_argument("--all", action="store_true", help="every live one that this key sees")
             several.add_argument(
@@ -70,18 +72,24 @@ def _add_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("image", help="name or digest; see `dsec image ls`")
     parser.add_argument("--count", "-n", type=int, default=1, help="how many")
     parser.add_argument("--some", action="store_true", help="with --count: as many as can be had, not all or none")
-    parser.add_argument("--backend", default="container")
-    parser.add_argument("--cpus", type=float, default=1.0)
-    parser.add_argument("--memory-mib", type=int, default=512)
-    parser.add_argument("--disk-mib", type=int, default=1024)
-    parser.add_argument("--pids", type=int, default=512)
-    parser.add_argument("--timeout-s", type=float, default=3600.0, help="it ends so long after it was ready")
-    parser.add_argument("--wait-s", type=float, default=60.0, help="how long to queue for room")
-    parser.add_argument("--env", "-e", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--label", "-l", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--cwd", default="")
-    parser.add_argument("--user", default="")
-    parser.add_argument("--hostname", default="")
+    parser.add_argument("--backend", default="container", help="what isolates it (default: %(default)s)")
+    parser.add_argument("--cpus", type=float, default=1.0, help="cores, may be a fraction (default: %(default)s)")
+    parser.add_argument("--memory-mib", type=int, default=512, help="memory in MiB (default: %(default)s)")
+    parser.add_argument("--disk-mib", type=int, default=1024, help="what it may write, in MiB (default: %(default)s)")
+    parser.add_argument("--pids", type=int, default=512, help="processes and threads (default: %(default)s)")
+    parser.add_argument("--timeout-s", type=float, default=3600.0, help="seconds that it lives (default: %(default)g)")
+    parser.add_argument(
+        "--wait-s", type=float, default=60.0, help="seconds to queue for room or quota (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--env", "-e", action="append", default=[], metavar="KEY=VALUE", help="for its commands; may repeat"
+    )
+    parser.add_argument(
+        "--label", "-l", action="append", default=[], metavar="KEY=VALUE", help="to find it by; may repeat"
+    )
+    parser.add_argument("--cwd", default="", help="where commands start (default: the image's)")
+    parser.add_argument("--user", default="", help="who runs them: a name or uid, :group (default: the image's)")
+    parser.add_argument("--hostname", default="", help="default: the end of its id")
     parser.add_argument("--qos", default="latency_sensitive", help="latency_sensitive or best_effort")
     parser.add_argument("--policy", default="default", help="name of a profile, or @FILE with a JSON mapping")
     parser.add_argument("--idempotency-key", default="", help="the same key gives the same sandboxes")
@@ -131,13 +139,19 @@ async def run_create(args: argparse.Namespace) -> int:
 async def run_ls(args: argparse.Namespace) -> int:
     """List."""
     async with open_client(args) as client:
-        found = await AsyncSandbox.list(labels=pairs(args.label, "--label"), state=args.state, client=client)
+        found = await AsyncSandbox.list(
+            labels=pairs(args.label, "--label"), state=args.state, namespace=args.namespace, client=client
+        )
     shown = found if args.all or args.state else [info for info in found if info.state in LIVE_STATES]
     shown.sort(key=lambda info: info.created_at)
     if args.json:
         print_json(shown)
         return 0
-    print_table(("id", "state", "image", "backend", "cpus", "memory", "age", "labels"), (_row(info) for info in shown))
+    columns = ["id", "state", "image", "backend", "cpus", "memory", "age", "labels"]
+    if not args.namespace:
+        print_table(columns, (_row(info) for info in shown))
+    else:
+        print_table([*columns, "namespace"], ([*_row(info), info.namespace] for info in shown))
     return 0
 
 

@@ -1,6 +1,7 @@
 """`dsec sandbox exec` and `shell`: a command in a sandbox with our stdin, stdout and terminal.
 
-The exit code is the program's; 128+n when signal n ended it, 124 when its timeout did, 125 for a fault of the platform.
+The exit code is the program's; 128+n when signal n ended it, 124 when its timeout did, 125 for a fault of the platform,
+127 when the sandbox has no such program (126: it can't be run).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from libdsec.results import ExecResult
 
 PLATFORM_FAULT = 125
+_NEVER_RAN = {"command_not_found": 127, "command_denied": 126}  # as shells have it
 TIMED_OUT = 124
 _SHELL = "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi"
 _READ_BYTES = 64 * 1024
@@ -40,20 +42,23 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run.add_argument("--stdin", "-i", action="store_true", help="give it our stdin")
     run.add_argument("--tty", "-t", action="store_true", help="give it a terminal")
     _common(run)
-    run.add_argument("sandbox", metavar="ID")
+    run.add_argument("sandbox", metavar="ID", help="of the sandbox, as `dsec sandbox ls` prints it")
     run.add_argument("command", nargs="+", metavar="COMMAND", help="after `--`: exact arguments; use sh -c for a shell")
     run.set_defaults(run=run_exec, fault_code=PLATFORM_FAULT)
     shell = verbs.add_parser("shell", help="an interactive shell", description=__doc__)
     _common(shell)
-    shell.add_argument("sandbox", metavar="ID")
+    shell.add_argument("sandbox", metavar="ID", help="of the sandbox, as `dsec sandbox ls` prints it")
     shell.set_defaults(run=run_exec, fault_code=PLATFORM_FAULT, command=None, stdin=True, tty=True)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cwd", "-w", default="")
-    parser.add_argument("--user", "-u", default="")
-    parser.add_argument("--env", "-e", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--timeout-s", type=float, default=None)
+    parser.set_defaults(fault_codes=_NEVER_RAN)
+    parser.add_argument("--cwd", "-w", default="", help="where it starts (default: the sandbox's)")
+    parser.add_argument("--user", "-u", default="", help="who runs it: a name or uid, :group (default: the sandbox's)")
+    parser.add_argument("--env", "-e", action="append", default=[], metavar="KEY=VALUE", help="may repeat")
+    parser.add_argument(
+        "--timeout-s", type=float, default=None, help="seconds after which all of it is killed (default: never)"
+    )
     add_json(parser)
     add_access(parser)
 

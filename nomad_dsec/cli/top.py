@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nomad_dsec.cli.access import add_access, open_client
-from nomad_dsec.cli.output import add_json, age, print_json, span
+from nomad_dsec.cli.output import add_json, age, count, print_json, span
 
 if TYPE_CHECKING:
     import argparse
@@ -70,15 +70,16 @@ async def run(args: argparse.Namespace) -> int:
 
 async def look(client: AsyncClient, rows: int) -> View:
     """Ask for everything; what can't be had is named in the note instead of ending the view."""
-    view = View()
+    view, namespace = View(), ""
     try:
         view.nodes = await client.nodes()
+        namespace = "*"  # an admin key: what nodes hold is of all namespaces
     except DeniedError:
         view.note = "nodes are shown to admin keys only"
     except DsecError as error:
         view.note = str(error)
     try:
-        found = await AsyncSandbox.list(client=client)
+        found = await AsyncSandbox.list(namespace=namespace, client=client)
     except DsecError as error:
         view.note = str(error)
         return view
@@ -111,7 +112,8 @@ def _heading(view: View) -> Text:
     text = Text.assemble(
         ("dsec top", "bold"),
         f"  {time.strftime('%H:%M:%S')}  ",
-        f"{len(view.sandboxes)} sandboxes on {len(view.nodes)} nodes",
+        count(len(view.sandboxes), "sandbox", "sandboxes"),
+        f" on {count(len(view.nodes), 'node', 'nodes')}" if view.nodes else "",
     )
     if view.note:
         text.append(f"  {view.note}", style="red")

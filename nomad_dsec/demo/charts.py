@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from nomad_dsec.demo.measure import percentile
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -19,7 +21,7 @@ def histogram(values: Sequence[float], *, unit: str, buckets: int = 28, width: i
     if not values:
         return "<p>nothing was measured</p>"
     ordered = sorted(values)
-    low, high = ordered[0], ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    low, high = ordered[0], percentile(ordered, 99)
     span = max(high - low, 1e-9)
     counts = [0] * buckets
     for value in ordered:
@@ -30,13 +32,13 @@ def histogram(values: Sequence[float], *, unit: str, buckets: int = 28, width: i
     for at, count in enumerate(counts):
         tall = count / tallest * (base - 26)
         parts.append(_rect(left + at * step + 1, base - tall, step - 2, tall, "bar", f"{count} of {len(values)}"))
-    for share, name in ((0.5, "p50"), (0.99, "p99")):
-        value = ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+    for share, name in ((50, "p50"), (99, "p99")):
+        value = percentile(ordered, share)
         x = left + min(1.0, (value - low) / span) * (width - 2 * left)
         anchor = "end" if x > width * 0.7 else "start"
         shift = -5 if anchor == "end" else 5
         parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="14" y2="{base}"/>')
-        parts.append(_text(x + shift, 22 if share < 0.9 else 38, f"{name} {value:.2f} {unit}", anchor, "label"))
+        parts.append(_text(x + shift, 22 if share < 90 else 38, f"{name} {value:.2f} {unit}", anchor, "label"))
     parts.append(f'<line class="axis" x1="{left}" x2="{width - left}" y1="{base}" y2="{base}"/>')
     parts.append(_text(left, height - 7, f"{low:.2f} {unit}", "start", "tick"))
     parts.append(_text(width - left, height - 7, f"{high:.2f} {unit}", "end", "tick"))

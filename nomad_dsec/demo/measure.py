@@ -36,6 +36,12 @@ class Latencies:
         """Creates a second, side by side."""
         return self.burst / self.burst_s if self.burst_s else 0.0
 
+    @property
+    def where_ms(self) -> dict[str, float]:
+        """The node's steps, and the rest of the median create."""
+        rest = percentile(self.create_ms, 50) - sum(self.steps_ms.values())
+        return {**self.steps_ms, "gateway, SDK, way": rest} if rest > 0 else dict(self.steps_ms)
+
 
 def percentile(values: Sequence[float], share: float) -> float:
     """Nearest rank; 0 of nothing."""

@@ -56,7 +56,7 @@ async def serve(options: GatewayOptions) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 ended on request, 1 fault, 2 usage."""
-    parser = argparse.ArgumentParser(prog="python -m nomad_dsec.gateway", description="The dsec gateway.")
+    parser = argparse.ArgumentParser(prog="dsec gateway run", description="Run the gateway.")
     add_flags(parser, ("gateway", "log"))
     try:
         settings = from_args(parser.parse_args(argv))

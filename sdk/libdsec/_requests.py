@@ -81,12 +81,12 @@ def checked(kind: type[T], **fields: Any) -> T:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `")
-        field = where.rstrip("`").removeprefix("$").removeprefix(".")
+        field, hint = where.rstrip("`").removeprefix("$").removeprefix("."), ""
         if "unknown field `" in message:
             field = message.split("unknown field `", 1)[1].rstrip("`")
+            hint = f"arguments are: {', '.join(kind.__annotations__)}"
         field = {"count": "n"}.get(field, field)
-        known = ", ".join(kind.__annotations__)
-        raise UsageError("bad_argument", message, field=field, hint=f"arguments are: {known}") from error
+        raise UsageError("bad_argument", message, field=field, hint=hint) from error
 
 
 def new_id(prefix: str) -> str:

@@ -121,12 +121,21 @@ class AsyncSandbox:
 
     @classmethod
     async def list(
-        cls, *, labels: Mapping[str, str] | None = None, state: State | None = None, client: AsyncClient | None = None
+        cls,
+        *,
+        labels: Mapping[str, str] | None = None,
+        state: State | None = None,
+        namespace: str = "",
+        client: AsyncClient | None = None,
     ) -> list[SandboxInfo]:
-        """What this key can see: the live ones, or those in `state`, such as "exited"; labels: only those with all."""
+        """The live ones, or those in `state`, such as "exited"; labels: only those with all.
+
+        namespace: the key's own unless given; an admin key may name another, or * for all.
+        """
         client = client or await default_client()
         pairs = [("label", f"{key}={value}") for key, value in (labels or {}).items()]
         pairs += [("state", state)] if state else []
+        pairs += [("namespace", namespace)] if namespace else []
         query = f"?{urlencode(pairs)}" if pairs else ""
         return (await client.transport.request("GET", f"/v1/sandboxes{query}", SandboxList)).sandboxes
 

@@ -461,10 +461,22 @@ class Sandbox:
 
     @classmethod
     def list(
-        cls, *, labels: Mapping[str, str] | None = None, state: State | None = None, client: Client | None = None
+        cls,
+        *,
+        labels: Mapping[str, str] | None = None,
+        state: State | None = None,
+        namespace: str = "",
+        client: Client | None = None,
     ) -> list[SandboxInfo]:
-        """What this key can see: the live ones, or those in `state`, such as "exited"; labels: only those with all."""
-        return call(AsyncSandbox.list(labels=labels, state=state, client=client if client is None else client._twin))
+        """The live ones, or those in `state`, such as "exited"; labels: only those with all.
+
+        namespace: the key's own unless given; an admin key may name another, or * for all.
+        """
+        return call(
+            AsyncSandbox.list(
+                labels=labels, state=state, namespace=namespace, client=client if client is None else client._twin
+            )
+        )
 
     def exec(
         self,

@@ -10,7 +10,8 @@ from libdsec.errors import CapacityError, DeniedError, PlatformError, UsageError
 from libdsec.results import ExecResult
 
 from nomad_dsec.cli import main as cli
-from nomad_dsec.cli import output
+from nomad_dsec.cli import output, sandbox_exec
+from nomad_dsec.cli.image import import_source
 from nomad_dsec.cli.sandbox import pairs
 from nomad_dsec.cli.sandbox_cp import split
 from nomad_dsec.cli.sandbox_exec import exit_code_of
@@ -64,6 +65,99 @@ def test_errors_become_exit_codes(error, code, monkeypatch, capsys):
     monkeypatch.setattr(cli, "build_parser", lambda _nouns: parser)
     assert cli.main([]) == code
     assert capsys.readouterr().out == ""
+
+
+def test_an_error_under_a_task_group_is_a_sentence_too(monkeypatch, capsys):
+    def run(_args):
+        raise ExceptionGroup("tasks", [ExceptionGroup("inner", [UsageError("command_not_found", "no such program")])])
+
+    monkeypatch.setattr(sandbox_exec, "run_exec", run)
+    assert cli.main(["sandbox", "exec", "sb-n-aaaaaaaaaaaaaaaa", "nosuch"]) == 127
+    assert capsys.readouterr().err == "dsec: no such program\n"
+
+
+def test_a_bug_under_a_task_group_is_not_hidden(monkeypatch):
+    def run(_args):
+        raise ExceptionGroup("tasks", [ValueError("a bug")])
+
+    monkeypatch.setattr(sandbox_exec, "run_exec", run)
+    with pytest.raises(ExceptionGroup):
+        cli.main(["sandbox", "exec", "sb-n-aaaaaaaaaaaaaaaa", "nosuch"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "prog", "near"),
+    [
+        (["snadbox"], "dsec:", "'sandbox'"),
+        (["sandbox", "creat", "i"], "dsec sandbox:", "'create'"),
+        (["dev", "stp"], "dsec dev:", "'stop'"),
+        (["sandbox", "ls", "extra"], "dsec sandbox ls:", ""),
+        (["image", "import", "--nmae", "x"], "dsec image import:", ""),
+    ],
+)
+def test_the_verb_that_was_reached_says_what_is_wrong(argv, prog, near, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(argv)
+    told = capsys.readouterr().err
+    assert told.startswith(prog)
+    assert near in told
+    assert ("did you mean" in told) == bool(near)
+
+
+def test_every_flag_explains_itself():
+    silent = [
+        f"{path} {name}" for path, name, text in _arguments(cli.build_parser(list(cli.NOUNS)), "dsec") if not text
+    ]
+    assert silent == []
+
+
+def _arguments(parser, path):
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                yield from _arguments(child, f"{path} {name}")
+        else:
+            yield path, action.option_strings or action.dest, action.help
+
+
+@pytest.mark.parametrize(
+    ("argv", "source"),
+    [
+        (["debootstrap:bookworm", "debian-dev"], "debootstrap:bookworm"),
+        (["debootstrap:bookworm", "debian-dev", "--include", "python3"], "debootstrap:bookworm?include=python3"),
+        (
+            ["debootstrap:bookworm?mirror=http://m/", "d", "--include", "a,b"],
+            "debootstrap:bookworm?mirror=http://m/&include=a,b",
+        ),
+        (["--debootstrap", "bookworm", "--include", "g++", "--name", "d"], "debootstrap:bookworm?include=g++"),
+        (["docker://python:3.12", "--name", "p"], "docker://python:3.12"),
+    ],
+)
+def test_sources_of_an_import(argv, source):
+    args = cli.build_parser(["image"]).parse_args(["image", "import", *argv])
+    assert import_source(args) == source
+
+
+@pytest.mark.parametrize(
+    ("argv", "field"),
+    [
+        ([], "SOURCE"),
+        (["dir:/x", "--debootstrap", "bookworm"], "--debootstrap"),
+        (["dir:/x", "--include", "python3"], "--include"),
+        (["dir:/x", "one", "--name", "other"], "--name"),
+    ],
+)
+def test_imports_that_contradict_themselves(argv, field):
+    args = cli.build_parser(["image"]).parse_args(["image", "import", *argv])
+    with pytest.raises(UsageError) as caught:
+        import_source(args)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("argv", [["team"], ["team", "--unlimited", "--cpus", "2"]])
+def test_a_quota_is_bounds_or_none(argv, capsys):
+    assert cli.main(["quota", "set", *argv]) == 2
+    assert "--unlimited" in capsys.readouterr().err
 
 
 def test_refusals_are_counted_for_people(capsys):
