@@ -126,7 +126,7 @@ def call(header: Header, fds: Header) -> int:
     sys.argv[:] = [os.fsdecode(word) for word in words[:argc]]
     sys.path.insert(0, WORK)
     module = types.ModuleType("__main__")
-    module.__dict__.update(__file__=sys.argv[0], __builtins__=__builtins__)
+    module.__dict__.update(__file__=f"{WORK}/{sys.argv[0]}", __builtins__=__builtins__)
     sys.modules["__main__"] = module
     gc.enable()
     return run(module.__dict__)
@@ -136,20 +136,19 @@ def run(names: dict[str, typing.Any]) -> int:
     """What python3 FILE does, but for the interpreter's own dismantling (clean=True has that)."""
     status = 0
     try:
-        with open(sys.argv[0], "rb", buffering=0) as file:
+        with open(names["__file__"], "rb", buffering=0) as file:
             source = file.readall()
-        exec(compile(source, sys.argv[0], "exec"), names)  # noqa: S102 - it is what this is for
+        exec(compile(source, names["__file__"], "exec"), names)  # noqa: S102 - it is what this is for
     except SystemExit as end:
         status = exit_status(end.code)
-    except KeyboardInterrupt:
-        sys.excepthook(*sys.exc_info())
+    except KeyboardInterrupt as error:
+        show(error)
         flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException as error:  # noqa: BLE001 - the program's own, shown as the interpreter shows it
         status = 1
-        frames = error.__traceback__.tb_next if error.__traceback__ else None
-        sys.excepthook(type(error), error.with_traceback(frames), frames)
+        show(error)
     try:
         threading = sys.modules.get("threading")
         if threading is not None:
@@ -158,6 +157,12 @@ def run(names: dict[str, typing.Any]) -> int:
     except BaseException:  # noqa: BLE001 - as above
         sys.excepthook(*sys.exc_info())
     return status if flush() else 120
+
+
+def show(error: BaseException) -> None:
+    """A traceback without our own frame."""
+    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
 
 
 def exit_status(code: object) -> int:

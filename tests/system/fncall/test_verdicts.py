@@ -63,7 +63,9 @@ async def test_python_ends_as_python_does(calls: CallHost) -> None:
         assert result.stdout == b"__main__ ['a b']\nthread\nbye\n", (clean, result)
         failed = await calls.python("def f():\n    1 / 0\nf()", clean=clean)
         assert failed.stderr.startswith(b"Traceback (most recent call last):\n  File "), failed
-        assert failed.stderr.count(b"File ") == 2
+        assert failed.stderr.count(b'File "/tmp/work/main.py"') == failed.stderr.count(b"File ") == 2
+        cut = await calls.python("import os; os.kill(os.getpid(), 2)", clean=clean)
+        assert (cut.signal, cut.stderr.count(b"File ")) == (2, 1)
         words = await calls.python("import sys; sys.exit('no')", clean=clean)
         assert (words.exit_code, words.stderr) == (1, b"no\n")
 
