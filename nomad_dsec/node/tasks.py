@@ -285,22 +285,24 @@ class Tasks:
         if starting is not None and not starting.done():
             starting.cancel()
             await asyncio.wait([starting])
+        loop = asyncio.get_running_loop()
         if gently and not task.exited.is_set():
-            await self._try_signal(task, signum, tree=False)
+            assert task.stop_at is not None
+            await self._try_signal(task, signum, tree=False, within_s=min(KILL_S, task.stop_at - loop.time()))
             await self._wait_exit(task)
         if not task.exited.is_set():
             task.killed = True
-            await self._try_signal(task, signal.SIGKILL, tree=True)
-            task.stop_at = asyncio.get_running_loop().time() + KILL_S
+            task.stop_at = loop.time() + KILL_S
+            await self._try_signal(task, signal.SIGKILL, tree=True, within_s=KILL_S)
             await self._wait_exit(task)
         await self._end_sandbox(task, "its task was stopped")
         async with asyncio.timeout(GONE_S):
             await task.exited.wait()
 
-    async def _try_signal(self, task: LiveTask, signum: int, *, tree: bool) -> None:
+    async def _try_signal(self, task: LiveTask, signum: int, *, tree: bool, within_s: float) -> None:
         """What can't be signalled (paused, hung, just ended) is killed with its sandbox."""
         try:
-            async with asyncio.timeout(KILL_S):
+            async with asyncio.timeout(within_s):
                 await self._signal(task, signum, tree=tree)
         except (DsecError, OSError, TimeoutError) as error:
             log.info("a task could not be signalled", task=task.row.task_id, signal=signum, error=repr(error))
