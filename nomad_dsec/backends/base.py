@@ -66,10 +66,14 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A running sandbox: the full handle and the effective policy, as shown to the user."""
+    """A running sandbox: the full handle and the effective policy, as shown to the user.
+
+    disk_mib: size of the writable layer where it is less than was asked for.
+    """
 
     handle: Handle
     policy: Mapping[str, Any]
+    disk_mib: int | None = None
 
 
 class Backend(Protocol):

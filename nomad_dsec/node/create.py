@@ -303,6 +303,7 @@ class Creator:
             state="running",
             handle=from_handle(started.handle),
             effective_policy=started.policy,
+            disk_mib=row.disk_mib if started.disk_mib is None else started.disk_mib,
             ready_at=now,
             expires_at=now + row.timeout_s,
             lease_expires_at=None if row.lease_s is None else now + row.lease_s,

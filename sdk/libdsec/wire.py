@@ -70,7 +70,11 @@ class NodeCreateRequest(_Wire, kw_only=True):
 
 
 class SandboxInfo(_Reply, kw_only=True):
-    """One sandbox as seen from outside. Times are seconds since the epoch (UTC)."""
+    """One sandbox as seen from outside. Times are seconds since the epoch (UTC).
+
+    disk_mib: of the writable layer as it is. On a node that keeps layers in memory (tmpfs) it is charged to the
+    sandbox's memory and may be smaller than was asked for: with it full, a quarter of memory_mib is left to programs.
+    """
 
     id: str
     node: str

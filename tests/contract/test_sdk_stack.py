@@ -276,6 +276,16 @@ class TestLife:
         assert sandbox.id in [found.id for found in await AsyncSandbox.list(state="running", client=client)]
         assert (await sandbox.metrics()).pids >= 1
 
+    async def test_the_disk_told_is_the_disk_there(self, stack, client):
+        if stack.backend != "container":
+            return  # the fake has no limit on its directory
+        asked = 1024
+        async with await AsyncSandbox.create(IMAGE, client=client, memory_mib=128, disk_mib=asked) as made:
+            size = int((await made.exec("df -Bm --output=size / | tail -n 1 | tr -dc 0-9")).stdout)
+            told = (await made.info()).disk_mib
+        assert told <= asked
+        assert abs(size - told) <= 1
+
     async def test_kill_is_idempotent_and_what_follows_says_so(self, client):
         sandbox = await AsyncSandbox.create(IMAGE, client=client, cpus=0.5)
         assert (await sandbox.kill()).reason == "killed"

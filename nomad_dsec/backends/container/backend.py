@@ -22,7 +22,7 @@ from libdsec.errors import DsecError, NotSupported, StateError, UsageError
 from libdsec.wire import BackendFingerprint, Metrics
 
 from nomad_dsec.backends.base import Ended, Fate, Recovered, Started, Steps
-from nomad_dsec.backends.container.compose import compose, layer_name, limits_of
+from nomad_dsec.backends.container.compose import compose, layer_name, limits_of, tmpfs_bytes
 from nomad_dsec.backends.container.finish import finish
 from nomad_dsec.backends.container.host import Host, open_host, owner_of
 from nomad_dsec.backends.container.launcher import Slot
@@ -141,7 +141,12 @@ class ContainerBackend:
                 await verify_policy(channel, compiled)
             undo.pop_all()
         handle = live.record.to_handle(spec.id, spec.incarnation)
-        return Started(handle=handle, policy=_describe(compiled, self._host.config.resolvers))
+        in_memory = host.uppers.store.kind == "tmpfs"
+        return Started(
+            handle=handle,
+            policy=_describe(compiled, host.config.resolvers),
+            disk_mib=tmpfs_bytes(spec) // MIB if in_memory else None,
+        )
 
     def _blank_record(self, spec: SandboxSpec) -> Record:
         return Record(
