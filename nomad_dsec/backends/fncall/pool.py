@@ -106,16 +106,30 @@ class LanePool(Generic[L]):
         while True:
             if self._closed:
                 raise CapacityError("shutting_down", "the node daemon is ending", retry_after_s=1.0)
-            if line.idle:
-                lane = line.idle.pop()
+            lane = self._pop(line)
+            if lane is not None:
                 line.busy += 1
                 self._refill(kind, line)
                 return lane
             if self.lanes < self.marks.high or self._make_room(kind):
-                lane = await self._make(kind, line)
+                made = await self._make(kind, line)
                 line.busy += 1
-                return lane
+                return made
             await self._wait_freed(deadline, timeout_s)
+
+    def _pop(self, line: _Line[L]) -> L | None:
+        """The lane used last, passing over those that died meanwhile."""
+        while line.idle:
+            lane = line.idle.pop()
+            if not lane.broken:
+                return lane
+            self._replace(lane)
+        return None
+
+    def _replace(self, lane: L) -> None:
+        self.replaced += 1
+        _log.warning("a lane is replaced", lane=lane.name, reason=lane.broken)
+        self._end(lane)
 
     async def _wait_freed(self, deadline: float, timeout_s: float) -> None:
         self._freed.clear()
@@ -141,10 +155,9 @@ class LanePool(Generic[L]):
         """After a call: kept if it is as it was, else replaced."""
         line = self._lines[kind]
         line.busy -= 1
-        if lane.broken or lane.calls >= self.marks.calls_max or self._closed:
-            if lane.broken:
-                self.replaced += 1
-                _log.warning("a lane is replaced", lane=lane.name, reason=lane.broken)
+        if lane.broken:
+            self._replace(lane)
+        elif lane.calls >= self.marks.calls_max or self._closed:
             self._end(lane)
         else:
             line.idle.append(lane)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TRIES: Final = 2  # a call keeps no state, so one that a fault of ours ended is begun again, once
 START_S: Final = 60.0
+_OURS: Final = ("slot", "fork", "enter", "limits", "user", "zygote")  # no request is to blame for these
 INLINE_COPY_BYTES: Final = 1024 * 1024  # longer input is copied by a thread
 
 
@@ -105,6 +106,9 @@ async def _once(lane: Lane, call: LaneCall, room: Room, stdin_fd: int, exec_fd: 
         raise
     if reply.flags & wire.CANCELLED:
         raise StateError("cancelled", "the call was cancelled")
+    if reply.flags & wire.NOT_STARTED and reply.step in _OURS and not reply.oom_kills:
+        lane.broken = lane.broken or f"step {reply.step}: errno {reply.error}"
+        raise PlatformError("lane_failed", f"a call could not be started: {lane.broken}")
     if not lane.broken:
         lane.broken = await lane.check_reset(reply)
     return reply

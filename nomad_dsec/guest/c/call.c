@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -303,6 +304,14 @@ int lane_serve(const struct init_options *o)
 	if (null > 2)
 		close(null);
 	for (;;) {
+		/* Between calls the zygote has nothing to say: what is readable then is its end, and this lane's. */
+		struct pollfd p[2] = {{.fd = l.control, .events = POLLIN}, {.fd = l.zygote, .events = POLLIN}};
+		if (poll(p, 2, -1) < 0 && errno != EINTR)
+			return 1;
+		if (p[1].revents)
+			return 0;
+		if (!p[0].revents)
+			continue;
 		ssize_t n = receive(l.control, buffer, sizeof buffer, fds, &count);
 		if (n < 0)
 			return 0;

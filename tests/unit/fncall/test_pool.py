@@ -158,3 +158,15 @@ async def test_close_ends_idle_lanes_at_once_and_busy_ones_later() -> None:
     assert busy.closed
     with pytest.raises(CapacityError):
         await paper.pool.take(A, timeout_s=1)
+
+
+async def test_a_lane_that_died_idle_is_passed_over() -> None:
+    paper = Paper(target=0, low=0)
+    lanes = [await paper.pool.take(A, timeout_s=1) for _ in range(2)]
+    for lane in lanes:
+        paper.pool.give_back(A, lane)
+    lanes[1].broken = "died"
+    assert await paper.pool.take(A, timeout_s=1) is lanes[0]
+    await paper.settle()
+    assert lanes[1].closed
+    assert paper.pool.replaced == 1
