@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 MAX_EXEC_CGROUPS: Final = 4096
+_ALL_CORES_US: Final = 1024 * files.PERIOD_US
 _DELEGATED: Final = ("", "cgroup.procs", "cgroup.threads", "cgroup.subtree_control")
 _FIRST_NAP_S: Final = 0.0003
 _LONGEST_NAP_S: Final = 0.02
@@ -84,6 +85,16 @@ class Cgroup:
             directory = self.path_of(controller)
             if directory:
                 write_file(f"{directory}/{name}", value)
+
+    def lift_cpu_limit(self) -> None:
+        """For what is to die: hundreds of processes at a hundredth of a core take minutes to exit. A limit stays, since
+        taking the last one of a machine away, and setting the next, patches the kernel's code.
+        """
+        v2 = "cpu" in self.layout.v2
+        directory = self.path_of("cpu")
+        if directory:
+            name, value = ("cpu.max", f"{_ALL_CORES_US} {files.PERIOD_US}") if v2 else ("cpu.cfs_quota_us", str(_ALL_CORES_US))
+            write_file(f"{directory}/{name}", value)
 
     def _has(self, controller: str, name: str) -> bool:
         directory = self.path_of(controller)

@@ -51,6 +51,12 @@ _FIELD_OF_START_ERROR = {
     "command_invalid": "cmd",
     "rlimit_denied": "rlimits",
 }
+_WHAT_CAN_NOT = {
+    "cwd": "the working directory can't be entered",
+    "user": "there is no such user or group in the sandbox",
+    "cmd": "the command can't be run",
+    "rlimits": "a limit can't be set: hard limits can only be lowered",
+}
 
 
 class Execs:
@@ -310,6 +316,6 @@ def start_error(entry: Entry, exec_id: str, error: StartError, *, shell: bool) -
         )
     field = _FIELD_OF_START_ERROR.get(error.code)
     if field is not None:
-        return UsageError(error.code, error.message, field=field, details=details)
+        return UsageError(error.code, f"{_WHAT_CAN_NOT[field]} ({error.message})", field=field, details=details)
     hint = "the sandbox has used up its limits" if error.code in ("no_memory", "no_processes") else ""
     return StateError(error.code, error.message, hint=hint, details=details)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from libdsec.errors import UsageError
+from libdsec.errors import PlatformError, UsageError
 from libdsec.wire import (
     MAX_JSON_BYTES,
     DrainRequest,
@@ -21,7 +21,15 @@ from libdsec.wire import (
     SignalRequest,
 )
 
-from nomad_dsec.httpd import JSON_TYPE, json_reply, query_int, read_body, read_json, usage_from_decode
+from nomad_dsec.httpd import (
+    DECODE_ERRORS,
+    JSON_TYPE,
+    json_reply,
+    query_int,
+    read_body,
+    read_json,
+    usage_from_decode,
+)
 from nomad_dsec.node import exec_stream
 from nomad_dsec.node.metrics import CONTENT_TYPE
 from nomad_dsec.node.row import to_info
@@ -112,7 +120,11 @@ class Routes:
 
     def _file(self, handler: Callable[[web.Request, Entry], Awaitable[web.StreamResponse]]) -> Handler:
         async def route(request: web.Request) -> web.StreamResponse:
-            return await handler(request, self._entry(request))
+            entry = self._entry(request)
+            try:
+                return await handler(request, entry)
+            except PlatformError as error:
+                raise await self._execs.explained(entry, error) from error
 
         return route
 
@@ -201,7 +213,7 @@ class Routes:
         body = await read_body(request, max_bytes=MAX_JSON_BYTES)
         try:
             wanted = _decode_exec(body)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        except DECODE_ERRORS as error:
             raise usage_from_decode(error, "ExecRequest") from error
         if wanted.stdin_open:
             raise UsageError(

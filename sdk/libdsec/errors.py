@@ -62,15 +62,15 @@ class DsecError(Exception):
         return (_rebuild, (type(self), self.to_body()))
 
     def to_body(self) -> ErrorBody:
-        """The wire form."""
+        """The wire form. Bytes of names that are not UTF-8 (surrogates in Python) are spelt out, as `\\xff`."""
         return ErrorBody(
             kind=self.kind,
             code=self.code,
-            message=self.message,
-            hint=self.hint,
-            field=self.field,
+            message=_spelt(self.message),
+            hint=_spelt(self.hint),
+            field=_spelt(self.field),
             retry_after_s=self.retry_after_s,
-            details=self.details,
+            details=_spelt_all(self.details),
         )
 
 
@@ -148,6 +148,23 @@ _BY_KIND: dict[str, type[DsecError]] = {
         PlatformError,
     )
 }
+
+
+def _spelt(text: str) -> str:
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _spelt_all(value: Any) -> Any:
+    if isinstance(value, str):
+        return _spelt(value)
+    if isinstance(value, dict):
+        return {_spelt_all(key): _spelt_all(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_spelt_all(item) for item in value]
+    return value
 
 
 def error_from_body(body: ErrorBody) -> DsecError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -345,6 +346,18 @@ async def test_a_timeout_does_not_run_while_the_sandbox_is_frozen(guest):
     (guest.cgroup / "cgroup.freeze").write_text("0")
     outcome = await live.wait(timeout_s=20)
     assert (outcome.timed_out, outcome.stdout) == (False, b"done\n")
+
+
+@needs("frozen_usec")
+async def test_a_timeout_runs_while_dsec_init_gets_no_cpu(guest):
+    """Stopped rather than starved, which it can't tell apart: either way it is late, and nothing was frozen."""
+    live = await guest.channel.exec(sh("sleep 60", timeout_s=1.0))
+    os.kill(guest.pid, signal.SIGSTOP)
+    await asyncio.sleep(3.5)
+    os.kill(guest.pid, signal.SIGCONT)
+    outcome = await live.wait(timeout_s=20)
+    assert outcome.timed_out
+    assert outcome.duration_s > 3
 
 
 async def test_fallback_without_a_cgroup_kills_forks_and_children_of_its_session():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import struct
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from tests.kit.abilities import needs
 from tests.kit.node_daemon import CONTAINER_NEEDS, NodeDaemon
@@ -90,6 +92,64 @@ async def test_a_program_that_can_not_be_started_is_an_error_and_names_the_field
     ):
         reply = await client.call("POST", f"/v1/sandboxes/{box}/execs", request)
         assert (reply.status, reply.error["code"], reply.error.get("field")) == (status, code, field)
+
+
+@pytest.mark.parametrize("daemon", [pytest.param("container", marks=needs(*CONTAINER_NEEDS))], indirect=True)
+async def test_an_id_outside_of_the_sandbox_is_no_user(client, box):
+    url = f"/v1/sandboxes/{box}"
+    for reply in (
+        await client.call("POST", f"{url}/execs", {"cmd": ["true"], "user": "99999999"}),
+        await client.call("GET", f"{url}/files", path="/etc/hostname", user="99999999"),
+    ):
+        assert (reply.status, reply.error["code"], reply.error["field"]) == (400, "user_unknown", "user")
+
+
+@pytest.mark.parametrize("daemon", [pytest.param("container", marks=needs(*CONTAINER_NEEDS))], indirect=True)
+async def test_timeouts_are_kept_and_files_read_while_programs_want_all_of_the_cpu(client, box):
+    """L9. PID 1 competes with each of them for a twentieth of a core; by priority it comes first."""
+    nice = await client.exec(box, "for p in 1 $$; do read -r line </proc/$p/stat; set -- $line; echo ${19}; done")
+    assert base64.b64decode(nice["stdout"]).split() == [b"-20", b"0"]
+    spin = "for i in $(seq 50); do sh -c 'while :; do :; done' & done; sleep 60"
+    assert (await client.exec(box, spin, timeout_s=3))["timed_out"]
+    hogs = asyncio.create_task(client.call("POST", f"/v1/sandboxes/{box}/execs", {"cmd": spin, "timeout_s": 60}))
+    await asyncio.sleep(2)
+    assert (await client.exec(box, ["sleep", "60"], timeout_s=1))["timed_out"]
+    assert (await client.call("GET", f"/v1/sandboxes/{box}/files", path="/etc/hostname")).status == 200
+    (await client.call("DELETE", f"/v1/sandboxes/{box}")).ok()
+    assert (await hogs).error["code"] == "sandbox_ended"
+
+
+async def test_an_error_about_a_name_that_is_not_utf8_is_an_error_like_any_other(client, box):
+    for name in ("%ff", "%ff" * 300):
+        async with client.session.get(URL(f"/v1/sandboxes/{box}/files?path=/tmp/{name}", encoded=True)) as reply:
+            error = (await reply.json())["error"]
+        assert (reply.status, error["kind"]) in ((404, "not_found"), (400, "usage"))
+        assert "\\xff" in error["message"]
+
+
+async def test_bodies_that_are_packed_are_refused(client, box):
+    async with client.session.put(
+        f"/v1/sandboxes/{box}/files?path=/tmp/x", data=b"x" * 20, headers={"Content-Encoding": "gzip"}
+    ) as reply:
+        error = (await reply.json())["error"]
+    assert (reply.status, error["code"], error["field"]) == (400, "content_encoding", "Content-Encoding")
+
+
+async def test_a_file_transfer_that_a_kill_ends_is_told_so(client):
+    box = (await client.create())[0]["id"]
+    began = asyncio.Event()
+
+    async def endless():
+        while True:
+            yield b"x" * 65536
+            began.set()
+            await asyncio.sleep(0.01)
+
+    sending = asyncio.create_task(client.call("PUT", f"/v1/sandboxes/{box}/files?path=/tmp/x", data=endless()))
+    await began.wait()
+    await client.call("DELETE", f"/v1/sandboxes/{box}")
+    reply = await sending
+    assert (reply.status, reply.error["code"]) == (409, "sandbox_ended")
 
 
 async def test_an_exec_id_runs_once_however_often_it_is_sent(client, box):

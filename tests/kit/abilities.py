@@ -84,6 +84,15 @@ for _tool in ("terraform", "strace"):
     ability(_tool)(functools.partial(_has_tool, _tool))
 
 
+@ability("nomad-exec")
+def _nomad_exec() -> str:
+    if not shutil.which("nomad"):
+        return "nomad is not on PATH"
+    line = subprocess.run(["nomad", "version"], capture_output=True, text=True, check=False, timeout=30).stdout
+    old = line.startswith("Nomad v1.") and int(line.split(".")[1]) < 7
+    return "agents of 1.6 panic when `nomad alloc exec` hangs up first (two writers to one WebSocket)" if old else ""
+
+
 @ability("x86_64")
 def _x86_64() -> str:
     return "" if platform.machine() == "x86_64" else f"this is {platform.machine()}"
@@ -130,6 +139,13 @@ def _cgroup() -> str:
         return "/sys/fs/cgroup is not writable"
     unified = Path("/sys/fs/cgroup/cgroup.procs").exists() or Path("/sys/fs/cgroup/unified/cgroup.procs").exists()
     return "" if unified else "no cgroup2 hierarchy is mounted"
+
+
+@ability("frozen_usec")
+def _frozen_usec() -> str:
+    if any(Path("/sys/fs/cgroup").glob("**/cgroup.stat.local")):
+        return ""
+    return "this kernel does not count how long a cgroup was frozen (Linux 6.18)"
 
 
 @ability("userns")

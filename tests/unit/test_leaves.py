@@ -62,6 +62,7 @@ def test_an_unknown_kind_is_a_platform_error() -> None:
         ('{"image": "x", "env": {"A": 1}}', "env"),
         ("[", ""),
         ("\xff", ""),
+        ('{"policy":' * 5000, ""),
     ],
 )
 def test_decode_names_the_field(text: str, field: str) -> None:
@@ -73,3 +74,16 @@ def test_decode_names_the_field(text: str, field: str) -> None:
 
 def test_replies_ignore_unknown_fields() -> None:
     assert msgspec.json.decode(b'{"ok": true, "new": 1}', type=wire.Ok).ok
+
+
+def test_an_error_about_a_name_that_is_not_utf8_can_be_told() -> None:
+    name = b"/tmp/\xff".decode("utf-8", "surrogateescape")
+    error = errors.NotFoundError("not_found", f"{name} is not there", field=name, details={name: [name], "n": 1})
+    told = msgspec.json.decode(msgspec.json.encode(error.to_body()))
+    spelt = "/tmp/\\xff"
+    assert (told["message"], told["field"], told["details"]) == (
+        f"{spelt} is not there",
+        spelt,
+        {spelt: [spelt], "n": 1},
+    )
+    assert errors.UsageError("x", "\ud800").to_body().message == "\\ud800"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 CONNECT_S: Final = 5.0
 KILL_S: Final = 20.0
+UNHURRIED_S: Final = 0.2
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -127,17 +128,26 @@ class Live:
             if not self.cgroup.unified:  # tasks frozen by a v1 freezer can't die
                 await self.cgroup.thaw(timeout_s=KILL_S)
             send_signal(self.pidfd, signal.SIGKILL)
-            try:
-                async with asyncio.timeout(KILL_S):
-                    await wait_ended(self.pidfd)
-            except TimeoutError as late:
-                raise DeadlineExceeded("kill_timeout", f"{self.sandbox} did not die within {KILL_S:g} s") from late
+            if not await _ends_within(self.pidfd, UNHURRIED_S):
+                with contextlib.suppress(SyscallError):
+                    self.cgroup.lift_cpu_limit()
+                if not await _ends_within(self.pidfd, KILL_S):
+                    raise DeadlineExceeded("kill_timeout", f"{self.sandbox} did not die within {KILL_S:g} s")
             os.close(self.pidfd)
             self.pidfd = -1
         if self.cgroup.is_empty():
             return True
         await self.cgroup.kill(timeout_s=KILL_S)
         return False
+
+
+async def _ends_within(pidfd: int, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await wait_ended(pidfd)
+    except TimeoutError:
+        return False
+    return True
 
 
 def find_init(cgroup: Cgroup) -> tuple[int, int] | None:

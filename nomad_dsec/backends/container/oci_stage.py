@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nomad_dsec.backends.container.oci_bundle import LISTEN_FD, PRESERVED
 from nomad_dsec.backends.container.oci_rootfs import STRICT, Rootfs
+from nomad_dsec.backends.container.plan import INIT_NICE
 from nomad_dsec.linux.cgroup import remove_tree
 from nomad_dsec.linux.cgroup_files import write_file
 from nomad_dsec.linux.idmap import UidRange, clone_idmapped, open_userns
@@ -111,6 +112,8 @@ def stage(request: dict[str, Any], steps: Steps) -> int:
     os.close(root_fd)
     Path(_STAGE, "config.json").write_text(json.dumps(request["config"]), encoding="utf-8")
     argv = [*request["runtime"], "--root", f"{_STAGE}/state", "--log", f"{_STAGE}/log"]
+    with suppress(PermissionError):  # as the native launcher's operation `nice`; inherited by the container's process
+        os.setpriority(os.PRIO_PROCESS, 0, INIT_NICE)
     with steps.step("create"):
         options = ["--bundle", _STAGE, "--pid-file", f"{_STAGE}/pid", "--preserve-fds", str(PRESERVED)]
         _runtime([*argv, "create", *options, request["id"]], request)

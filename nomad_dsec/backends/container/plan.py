@@ -36,6 +36,7 @@ INIT_NO_NEW_PRIVS: Final = 1
 INIT_OOM_PROTECT: Final = 4
 INIT_LANE: Final = 8
 OOM_PROTECT: Final = -998
+INIT_NICE: Final = -20  # dsec-init runs before every program of its sandbox
 
 RESOURCES: Final = {
     "CPU": 0, "FSIZE": 1, "DATA": 2, "STACK": 3, "CORE": 4, "RSS": 5, "NPROC": 6, "NOFILE": 7, "MEMLOCK": 8, "AS": 9,
@@ -203,7 +204,10 @@ def _tail(policy: CompiledPolicy, log_bytes: int, unified: bool, *, lane: bool =
     """What takes rights away: alike for all sandboxes of one policy and size, so it is packed once for them."""
     ops = [Op("mask", (path,)) for path in policy.masked_paths]
     ops += [Op("readonly", (p, 0, ATTR_RDONLY | SEALED)) for p in policy.read_only_paths if p != MOUNTED_READ_ONLY]
-    ops += [Op("oom_score", (OOM_PROTECT + 1000,)), Op("root")]
+    ops.append(Op("oom_score", (OOM_PROTECT + 1000,)))
+    if not lane:  # a lane's process becomes the programs itself
+        ops.append(Op("nice", (INIT_NICE + 20,)))
+    ops.append(Op("root"))
     ops += [Op("rlimit", (RESOURCES[name], soft, hard)) for name, soft, hard in policy.rlimits]
     ops.append(Op("enter_userns"))
     ops += [Op("sysctl", (name.replace(".", "/"), value)) for name, value in policy.sysctls]

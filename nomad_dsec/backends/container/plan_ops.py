@@ -65,6 +65,7 @@ OPERATIONS: Final[Mapping[str, tuple[int, tuple[tuple[str, str], ...]]]] = {
     "pin": (29, (("path", "s"),)),
     "serve": (30, (("listen", "f"), ("cgroup", "f"), ("flags", "n"), ("log_bytes", "n"), ("oom", "f"))),
     "disk_upper": (31, (("layer", "f"),)),
+    "nice": (32, (("nice_plus_20", "n"),)),
 }
 
 _TOLD_APART: Final = frozenset({"mount", "mask", "readonly", "pin", "file", "sysctl"})

@@ -31,7 +31,8 @@ const char *child_step_code(int step, int error)
 	case STEP_RLIMIT:
 		return "rlimit_denied";
 	case STEP_USER:
-		return error == ENOENT ? "user_unknown" : "start_failed";
+		/* EINVAL: an id that the sandbox's user namespace has not got */
+		return error == ENOENT || error == EINVAL ? "user_unknown" : "start_failed";
 	case STEP_CWD:
 		return error == EACCES || error == EPERM || error == ELOOP ? "cwd_denied" : "cwd_missing";
 	case STEP_EXEC:
@@ -78,6 +79,12 @@ static void write_file(const char *path, const char *text)
 	if (write(fd, text, strlen(text)) < 0)
 		errno = 0; /* best effort: without it only the order of OOM kills differs */
 	close(fd);
+}
+
+void child_level(void)
+{
+	if (getpriority(PRIO_PROCESS, 0) < 0)
+		setpriority(PRIO_PROCESS, 0, 0);
 }
 
 void child_reset(void)
@@ -326,6 +333,7 @@ _Noreturn void child_exec(const struct start *s)
 	if (s->pty && ioctl(0, TIOCSCTTY, 0) != 0)
 		fail(STEP_PTY, errno);
 	syscall(SYS_close_range, 3u, ~0u, 0u);
+	child_level();
 	child_reset();
 	set_rlimits(s->payload);
 	int result = become_user(user, 0);

@@ -127,6 +127,7 @@ enum op_code {
 	OP_SERVE = 30,       /* n fd of the listener, n fd of the cgroup2 directory or NO_FD, n flags for execs, n bytes for
 	                      * their output logs, n fd of the file that counts OOM kills or NO_FD */
 	OP_DISK_UPPER = 31,  /* n fd of a detached mount that holds upper/ and work/ */
+	OP_NICE = 32,        /* n nice value + 20 of PID 1 (setpriority(2)); programs start at 0 again */
 };
 #define NO_FD 0xffffffffu
 
@@ -149,6 +150,7 @@ int op_pin(struct launch *l, const struct op *op);
 /* launch_lock.c */
 int op_rlimit(struct launch *l, const struct op *op);
 int op_oom_score(struct launch *l, const struct op *op);
+int op_nice(struct launch *l, const struct op *op);
 int op_enter_userns(struct launch *l, const struct op *op);
 int op_sysctl(struct launch *l, const struct op *op);
 int op_landlock(struct launch *l, const struct op *op);

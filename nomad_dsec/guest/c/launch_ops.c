@@ -75,6 +75,7 @@ static const struct op_kind KINDS[] = {
 	{OP_PIN, "s", op_pin},
 	{OP_SERVE, "nnnnn", op_serve},
 	{OP_DISK_UPPER, "n", op_disk_upper},
+	{OP_NICE, "n", op_nice},
 };
 
 const struct op_kind *op_kind_of(uint32_t code)

@@ -170,6 +170,8 @@ const char *child_step_code(int step, int error);
 int become_user(struct span user, uint64_t keep);
 /* Signals, umask and oom score as a program expects them. */
 void child_reset(void);
+/* Down to the priority of programs, for good: PID 1 and its file workers run before all of them, see OP_NICE. */
+void child_level(void);
 pid_t fork_into(const struct tree *t, bool *inside);
 extern struct init_options options;
 

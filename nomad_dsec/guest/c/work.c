@@ -143,7 +143,7 @@ static void take_rights(uint8_t type, struct span payload)
 		keep = 0;
 	field_find(payload, T_USER, &user);
 	int result = become_user(user, keep);
-	if (result == -ENOENT)
+	if (result == -ENOENT || result == -EINVAL) /* EINVAL: an id beyond the user namespace */
 		work_fail("user_unknown", "user", ENOENT, "no such user or group in the sandbox");
 	if (result != 0)
 		work_fail_errno("user", -result);
@@ -159,6 +159,8 @@ _Noreturn void work_main(int fd, uint8_t type, struct span payload)
 	syscall(SYS_close_range, 5u, ~0u, 0u);
 	if (work_fd < 0 || work_root < 0)
 		_exit(1);
+	if (type == FR_POLICY_PROBE)
+		child_level();
 	child_reset();
 	signal(SIGPIPE, SIG_IGN);
 	credit = (int64_t)(field_int(payload, T_CREDIT, WINDOW) & INT32_MAX);

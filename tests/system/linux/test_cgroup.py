@@ -89,6 +89,16 @@ async def test_memory_beyond_the_limit_is_an_oom_kill_and_counted(root: CgroupRo
     assert stats.cpu_usage_s > 0
 
 
+def test_the_share_of_cpu_is_lifted_and_limited_again(root: CgroupRoot) -> None:
+    cgroup = root.create("lift", LIMITS)
+    file = Path(cgroup.path_of("cpu"), "cpu.max" if "cpu" in cgroup.layout.v2 else "cpu.cfs_quota_us")
+    quota = file.read_text()
+    cgroup.lift_cpu_limit()
+    assert int(file.read_text().split()[0]) > 100 * int(quota.split()[0])
+    cgroup.set_limits(LIMITS)
+    assert file.read_text() == quota
+
+
 async def test_a_plain_sigkill_is_not_an_oom_kill(root: CgroupRoot) -> None:
     cgroup = root.create("kill9", LIMITS)
     cgroup.start_counting()
