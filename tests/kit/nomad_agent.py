@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 import os
 import signal
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 from dsec_plugins import install
 
 from nomad_dsec.dev.processes import record_of
@@ -180,6 +183,31 @@ class NomadAgent:
             return got if text in got else None
 
         return self.wait(ready, timeout_s, f"{text!r} in {stream} of {job}")
+
+    def exec(self, alloc: str, *argv: str, stdin: bytes = b"", task: str = "t") -> tuple[int | None, bytes, str]:
+        """(exit code, stdout, error) by the API's WebSocket. Unlike the command, it waits for the agent to hang up:
+        agents of 1.6 panic (a concurrent write to the WebSocket) on a client that goes first.
+        """
+        return asyncio.run(self._exec(alloc, list(argv), stdin, task))
+
+    async def _exec(self, alloc: str, argv: list[str], stdin: bytes, task: str) -> tuple[int | None, bytes, str]:
+        query = {"command": json.dumps(argv), "task": task, "tty": "false"}
+        out, code = [], None
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{self.port}") as session, asyncio.timeout(CALL_S):
+            try:
+                ws = await session.ws_connect(f"/v1/client/allocation/{alloc}/exec", params=query, max_msg_size=0)
+            except aiohttp.ClientError as error:
+                return None, b"", str(error)
+            for at in range(0, len(stdin), 2048):
+                data = base64.b64encode(stdin[at : at + 2048]).decode()
+                await ws.send_json({"stdin": {"data": data}})
+            await ws.send_json({"stdin": {"close": True}})
+            async for message in ws:
+                frame = json.loads(message.data)
+                out.append(base64.b64decode((frame.get("stdout") or {}).get("data") or ""))
+                if frame.get("exited"):
+                    code = (frame.get("result") or {}).get("exit_code", 0)
+            return code, b"".join(out), "" if code is not None else f"closed: {ws.close_code}"
 
     def plugins(self) -> dict[str, ProcessRecord]:
         """Live plugin processes by driver."""

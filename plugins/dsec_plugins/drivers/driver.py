@@ -208,14 +208,18 @@ class Driver(driver_pb2_grpc.DriverServicer):
 
     async def ExecTaskStreaming(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """`nomad alloc exec`."""
+        program = ""
         try:
             first = await anext(request_iterator)
+            program = next(iter(first.setup.command), "")
             sandbox = await self._sandbox_of(first.setup.task_id)
             async for frame in relay_exec(self._shared.node, sandbox, first, request_iterator):
                 yield frame
         except StopAsyncIteration:
             return
         except DsecError as error:
+            if error.code.startswith("command_"):
+                error.message = f"{program[:200]}: {error.message}"
             await abort(context, error)
 
     async def Init(self, request: Any, context: Any) -> Any:

@@ -137,12 +137,14 @@ def _expect(given: Any, kind: type[T], where: str) -> T:
 
 def _number(kind: type, given: Any, where: str) -> Any:
     """Nomad sends what no double holds exactly as decimal text: 0.1 arrives as "0.1"."""
+    if kind is int and (type(given) is int or (isinstance(given, str) and given.removeprefix("-").isdecimal())):
+        return int(given)  # not by way of a double, which holds 53 bits
     try:
         value = float(given) if not isinstance(given, bool) else None
     except (TypeError, ValueError):
         value = None
     if value is None or value != value:
         raise ConfigError(f"{where}: {given!r} is not a number")
-    if kind is int and value != int(value):
+    if kind is int and not value.is_integer():
         raise ConfigError(f"{where}: {given!r} is not a whole number")
     return int(value) if kind is int else value

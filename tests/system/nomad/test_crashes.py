@@ -53,13 +53,12 @@ class Running:
     def answers(self):
         """exec and logs work, and output made now arrives."""
         agent = self.cluster.agent
-        argv = ("alloc", "exec", "-t=false", "-i=false", self.alloc, "sh", "-c", "echo in; exit 4")
 
-        def done():
-            got = agent.cli(*argv, check=False)
-            return got if got.returncode == 4 else None  # the agent needs a moment to find a plugin that is new
+        def done():  # the agent needs a moment to find a plugin that is new
+            code, out, _ = agent.exec(self.alloc, "sh", "-c", "echo in; exit 4")
+            return out if code == 4 else None
 
-        assert agent.wait(done, 30, "exec").stdout == b"in\n"
+        assert agent.wait(done, 30, "exec") == b"in\n"
         last = int(agent.logs(self.name).split()[-1])
         agent.wait_log(self.name, f"\n{last + 5}\n")
 

@@ -111,25 +111,34 @@ def test_a_wrong_job_is_told_why_in_words(cluster, config, said):
     assert agent.task(name)["Failed"]
 
 
-def test_exec_without_a_terminal(cluster):
+def test_exec_by_the_api(cluster):
     name, agent = cluster.name(), cluster.agent
     agent.run(job(name, *FOREVER, kind="service"))
     agent.wait_log(name, "up")
     alloc = agent.allocs(name)[-1]["ID"]
-    done = agent.cli(
-        "alloc", "exec", "-t=false", "-i=false", alloc, "sh", "-c", "echo o; echo e >&2; exit 43", check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (43, b"o\n", b"e\n")
-    done = agent.cli("alloc", "exec", "-t=false", "-i=true", alloc, "cat", stdin=b"x" * 300_000)
-    assert done.stdout == b"x" * 300_000
+    assert agent.exec(alloc, "sh", "-c", "echo o; exit 43") == (43, b"o\n", "")
+    data = os.urandom(300_000)
+    assert agent.exec(alloc, "cat", stdin=data) == (0, data, "")
     size = 900_000  # more may lose its middle: dsec-init never holds a program up
-    done = agent.cli("alloc", "exec", "-t=false", "-i=false", alloc, "head", "-c", str(size), "/dev/zero")
-    assert len(done.stdout) == size
-    done = agent.cli("alloc", "exec", "-t=false", "-i=false", alloc, "/no/such", check=False)
+    assert len(agent.exec(alloc, "head", "-c", str(size), "/dev/zero")[1]) == size
+    assert agent.exec(alloc, "/no/such")[0] is None
+
+
+@needs("nomad-exec")
+def test_exec_by_the_command(cluster):
+    name, agent = cluster.name(), cluster.agent
+    agent.run(job(name, *FOREVER, kind="service"))
+    agent.wait_log(name, "up")
+    alloc = agent.allocs(name)[-1]["ID"]
+    argv = ("alloc", "exec", "-t=false", "-i=false", alloc)
+    done = agent.cli(*argv, "sh", "-c", "echo o; echo e >&2; exit 43", check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (43, b"o\n", b"e\n")
+    done = agent.cli(*argv, "/no/such", check=False)
     assert done.returncode != 0
     assert b"/no/such" in done.stderr
 
 
+@needs("nomad-exec")
 def test_exec_with_a_terminal(cluster):
     name, agent = cluster.name(), cluster.agent
     agent.run(job(name, *FOREVER, kind="service"))
