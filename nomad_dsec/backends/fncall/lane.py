@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from nomad_dsec.linux.cgroup import Cgroup
 
 SETUP_S: Final = 45.0
+NOT_BEGUN: Final = "lane_failed"  # code of a fault before anything of the program ran
 SLACK_S: Final = 15.0  # beyond a call's own wall time, until the lane is given up
 IDLE_MEMORY_MIB: Final = 512  # while the interpreter starts; each call writes its own
 LANE_CPUS: Final = 1.5  # one thread never meets the quota, a JVM's helpers get some
@@ -75,6 +76,7 @@ class Lane:
         self._limits: CgroupLimits | None = None
         self._overhead_bytes = 0
         self._idle_bytes = 0
+        self._oom_told = 0
         self.name = live.sandbox
         self.has_zygote = False
         self.broken = ""
@@ -170,7 +172,7 @@ class Lane:
         self._idle_bytes = int(read_file(_meters(self._live.cgroup)[2]))
 
     def prepare(self, room: Room) -> None:
-        """Write the cgroup's limits for the next call where they differ. PlatformError lane_limits: it is broken."""
+        """Write the cgroup's limits for the next call where they differ. PlatformError lane_failed: it is broken."""
         limits = CgroupLimits(
             cpus=LANE_CPUS, memory_bytes=self._overhead_bytes + room.memory_bytes, pids=room.pids + OWN_PIDS
         )
@@ -181,13 +183,14 @@ class Lane:
             self._live.cgroup.set_limits(limits)
         except SyscallError as error:
             self.broken = f"limits: {error}"
-            raise PlatformError("lane_limits", str(error)) from error
+            raise PlatformError(NOT_BEGUN, str(error)) from error
         self._limits = limits
 
     async def run(self, call: LaneCall, *, stdin_fd: int = -1, exec_fd: int = -1) -> LaneReply:
         """One call to its end; the descriptors stay the caller's. When cancelled, the call is killed first.
 
-        PlatformError lane_died when the lane went, DeadlineExceeded when it does not answer; it is then broken.
+        PlatformError lane_died when the lane went, lane_failed when nothing had begun; DeadlineExceeded when it does
+        not answer. It is broken then.
         """
         self.calls += 1
         fds = [fd for fd in (stdin_fd, exec_fd) if fd >= 0]
@@ -205,9 +208,9 @@ class Lane:
         return reply
 
     def oom_kills(self) -> int:
-        """Of the lane's cgroup, since it started; 0 when it is gone."""
+        """Those of the call under way, or that was when the lane died; 0 when its cgroup is gone."""
         with contextlib.suppress(SyscallError):
-            return self._live.cgroup.oom_kills() if self._live.cgroup is not None else 0
+            return self._live.cgroup.oom_kills() - self._oom_told if self._live.cgroup is not None else 0
         return 0
 
     def cancel(self) -> None:
@@ -219,7 +222,7 @@ class Lane:
 
     async def _ask(self, kind: int, call: LaneCall, fds: list[int], timeout_s: float, flags: int = 0) -> LaneReply:
         if self.broken:
-            raise PlatformError("lane_died", f"lane {self.name}: {self.broken}")
+            raise PlatformError(NOT_BEGUN, f"lane {self.name}: {self.broken}")
         self._number += 1
         answer: asyncio.Future[LaneReply] = asyncio.get_running_loop().create_future()
         self._waiting = answer
@@ -232,7 +235,7 @@ class Lane:
             raise DeadlineExceeded("lane_deadline", f"lane {self.name} gave no answer in {timeout_s:g} s") from late
         except OSError as error:
             self.broken = f"send: {error.strerror}"
-            raise PlatformError("lane_died", f"lane {self.name} takes no message: {error.strerror}") from error
+            raise PlatformError(NOT_BEGUN, f"lane {self.name} takes no message: {error.strerror}") from error
         except asyncio.CancelledError:
             self.broken = self.broken or "a request was given up"
             raise
@@ -263,6 +266,7 @@ class Lane:
             if not message:
                 raise PlatformError("lane_died", f"PID 1 of lane {self.name} ended")
             reply = _read_reply(message, fds)
+            self._oom_told += reply.oom_kills
         except PlatformError as error:
             self.broken = self.broken or str(error)
             self._stop_reading()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from libdsec.errors import DeadlineExceeded, PlatformError, StateError
 
 from nomad_dsec.backends.fncall import lane_wire as wire
+from nomad_dsec.backends.fncall.lane import NOT_BEGUN
 from nomad_dsec.linux.memfd import make_memfd
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from nomad_dsec.backends.fncall.queue import FairQueue
 
 TRIES: Final = 2  # a call keeps no state, so one that a fault of ours ended is begun again, once
+TRIES_IN_ALL: Final = 8  # with lanes that had died before it began
 START_S: Final = 60.0
 _OURS: Final = ("slot", "fork", "enter", "limits", "user", "zygote")  # no request is to blame for these
 INLINE_COPY_BYTES: Final = 1024 * 1024  # longer input is copied by a thread
@@ -80,19 +82,21 @@ class Runner:
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with self._queue.turn(namespace, timeout_s=timeout_s):
-            for attempt in range(TRIES):
+            lost = tried = 0
+            while True:
                 lane = await self._pool.take(kind, timeout_s=START_S)
                 queue_s = loop.time() - began
                 try:
                     return Ran(reply=await _once(lane, call, room, stdin_fd, exec_fd), queue_s=queue_s)
-                except (PlatformError, DeadlineExceeded):
-                    if attempt + 1 == TRIES:
+                except (PlatformError, DeadlineExceeded) as fault:
+                    tried += 1
+                    lost += fault.code != NOT_BEGUN
+                    if lost == TRIES or tried == TRIES_IN_ALL:
                         raise
                     if stdin_fd >= 0:
                         os.lseek(stdin_fd, 0, os.SEEK_SET)
                 finally:
                     self._pool.give_back(kind, lane)
-        raise AssertionError("unreachable")
 
 
 async def _once(lane: Lane, call: LaneCall, room: Room, stdin_fd: int, exec_fd: int) -> LaneReply:
@@ -108,7 +112,7 @@ async def _once(lane: Lane, call: LaneCall, room: Room, stdin_fd: int, exec_fd: 
         raise StateError("cancelled", "the call was cancelled")
     if reply.flags & wire.NOT_STARTED and reply.step in _OURS and not reply.oom_kills:
         lane.broken = lane.broken or f"step {reply.step}: errno {reply.error}"
-        raise PlatformError("lane_failed", f"a call could not be started: {lane.broken}")
+        raise PlatformError(NOT_BEGUN, f"a call could not be started: {lane.broken}")
     if not lane.broken:
         lane.broken = await lane.check_reset(reply)
     return reply
