@@ -61,7 +61,8 @@ class Parser(argparse.ArgumentParser):
         """Words too many are told by the verb they were given to, whose --help lists what it takes."""
         found, extra = super().parse_known_args(args, namespace)
         if extra:
-            self.error(f"unrecognized arguments: {' '.join(extra)}")
+            hint = getattr(found, "hint_extra", "")
+            self.error(f"unrecognized arguments: {' '.join(extra)}" + (f"; {hint}" if hint else ""))
         return found, extra
 
 

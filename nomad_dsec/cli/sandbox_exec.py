@@ -10,11 +10,13 @@ import asyncio
 import os
 import shutil
 import signal
+import stat
 import sys
 import termios
 import tty
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from libdsec.errors import PlatformError
 from libdsec.sandbox import AsyncSandbox
@@ -24,7 +26,7 @@ from nomad_dsec.cli.output import add_json, print_json, say
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from libdsec.process import AsyncProcess
     from libdsec.results import ExecResult
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 PLATFORM_FAULT = 125
 _NEVER_RAN = {"command_not_found": 127, "command_denied": 126}  # as shells have it
 TIMED_OUT = 124
+_CTRL_D = b"\x04"  # what a terminal says at its end; it has no end of file of its own
 _SHELL = "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi"
 _READ_BYTES = 64 * 1024
 
@@ -44,7 +47,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _common(run)
     run.add_argument("sandbox", metavar="ID", help="of the sandbox, as `dsec sandbox ls` prints it")
     run.add_argument("command", nargs="+", metavar="COMMAND", help="after `--`: exact arguments; use sh -c for a shell")
-    run.set_defaults(run=run_exec, fault_code=PLATFORM_FAULT)
+    run.set_defaults(run=run_exec, fault_code=PLATFORM_FAULT, hint_extra="a command with flags comes after `--`")
     shell = verbs.add_parser("shell", help="an interactive shell", description=__doc__)
     _common(shell)
     shell.add_argument("sandbox", metavar="ID", help="of the sandbox, as `dsec sandbox ls` prints it")
@@ -79,6 +82,7 @@ async def run_exec(args: argparse.Namespace) -> int:
             print_json(_as_data(result))
             return 0
         terminal = args.tty and sys.stdin.isatty() and sys.stdout.isatty()
+        forced = bool(args.tty) and args.command is not None  # a shell fed by a pipe is a script: it has no terminal
         if terminal:
             env = {"TERM": os.environ.get("TERM", "xterm"), **env}
         process = await sandbox.spawn(
@@ -88,10 +92,12 @@ async def run_exec(args: argparse.Namespace) -> int:
             env=env,
             timeout_s=args.timeout_s,
             stdin=args.stdin,
-            pty=_window() if terminal else bool(args.tty),
+            pty=_window() if terminal else forced,
         )
         with _raw_terminal(enabled=terminal):
-            result = await _converse(sandbox, process, give_input=args.stdin or args.tty, terminal=terminal)
+            end = _CTRL_D if terminal or forced else b""
+            feed = _feed if args.stdin or args.tty else None
+            result = await _converse(sandbox, process, feed=feed and partial(feed, end=end), terminal=terminal)
         return exit_code_of(result)
 
 
@@ -116,7 +122,13 @@ def _as_data(result: ExecResult) -> dict[str, object]:
     }
 
 
-async def _converse(sandbox: AsyncSandbox, process: AsyncProcess, *, give_input: bool, terminal: bool) -> ExecResult:
+async def _converse(
+    sandbox: AsyncSandbox,
+    process: AsyncProcess,
+    *,
+    feed: Callable[..., Coroutine[Any, Any, None]] | None,
+    terminal: bool,
+) -> ExecResult:
     """Pass bytes both ways until the command ends."""
     current = [process]
     loop = asyncio.get_running_loop()
@@ -126,7 +138,7 @@ async def _converse(sandbox: AsyncSandbox, process: AsyncProcess, *, give_input:
         await current[0].resize(rows=rows, cols=cols)
 
     async with asyncio.TaskGroup() as tasks:
-        feeding = tasks.create_task(_feed(sandbox, current)) if give_input else None
+        feeding = tasks.create_task(feed(sandbox, current)) if feed is not None else None
         if terminal:
             loop.add_signal_handler(signal.SIGWINCH, lambda: tasks.create_task(resize()))
         try:
@@ -145,15 +157,15 @@ async def _converse(sandbox: AsyncSandbox, process: AsyncProcess, *, give_input:
     return result
 
 
-async def _feed(sandbox: AsyncSandbox, current: list[AsyncProcess]) -> None:
-    """Our stdin to the command's. After a cut, keys typed from now on go over a new attachment."""
-    reader = await _open_stdin()
+async def _feed(sandbox: AsyncSandbox, current: list[AsyncProcess], *, end: bytes) -> None:
+    """Our stdin to the command's, and `end` after it. After a cut, keys typed from then on go over a new attachment."""
+    read = await _open_stdin()
     while True:
-        data = await reader.read(_READ_BYTES)
+        data = await read(_READ_BYTES)
         try:
-            if data:
-                await current[-1].write(data)
-            else:
+            if data or end:
+                await current[-1].write(data or end)
+            if not data:
                 await current[-1].close_stdin()
         except PlatformError as error:
             if error.code == "stdin_closed":
@@ -166,16 +178,25 @@ async def _feed(sandbox: AsyncSandbox, current: list[AsyncProcess]) -> None:
             return
 
 
-async def _open_stdin() -> asyncio.StreamReader:
-    loop = asyncio.get_running_loop()
+async def _open_stdin() -> Callable[[int], Coroutine[Any, Any, bytes]]:
+    """How to read our stdin. Files and devices such as /dev/null are read by a thread: epoll can't watch them."""
+    if sys.stdin is None:  # closed, and its number is another file's by now
+
+        async def nothing(_size: int) -> bytes:
+            return b""
+
+        return nothing
+
+    async def by_thread(size: int) -> bytes:
+        return await asyncio.to_thread(os.read, 0, size)
+
+    mode = os.fstat(0).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(0)):
+        return by_thread
     reader = asyncio.StreamReader()
-    try:
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb", 0))
-    except ValueError:  # a regular file: epoll can't watch it, and reading it never waits
-        tasks = asyncio.to_thread(sys.stdin.buffer.read)
-        reader.feed_data(await tasks)
-        reader.feed_eof()
-    return reader
+    pipe = os.fdopen(os.dup(0), "rb", 0)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader.read
 
 
 def _window() -> tuple[int, int]:

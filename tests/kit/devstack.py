@@ -30,12 +30,13 @@ class DevStack:
     api_key: str = ""
     backend: str = ""
 
-    def dsec(self, *argv: str, stdin: bytes = b"", timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
-        """Run the CLI against it."""
+    def dsec(self, *argv: str, stdin: bytes | None = b"", timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
+        """Run the CLI against it; stdin None is /dev/null."""
         env = {key: value for key, value in os.environ.items() if not key.startswith("DSEC_")}
         env |= {"DSEC_DATA": str(self.data), "PYTHONPATH": f"{REPO}:{REPO / 'sdk'}:{os.environ.get('PYTHONPATH', '')}"}
         command = [sys.executable, "-m", "nomad_dsec.cli", *argv]
-        return subprocess.run(command, input=stdin, capture_output=True, timeout=timeout, env=env, check=False)
+        given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+        return subprocess.run(command, **given, capture_output=True, timeout=timeout, env=env, check=False)
 
     def start(self, *flags: str) -> None:
         """Start it, or raise with its words."""

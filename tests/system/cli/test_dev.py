@@ -126,11 +126,44 @@ def test_exec_gives_streams_input_and_the_programs_exit_code(stack):
     data = os.urandom(300_000)
     assert stack.dsec("sandbox", "exec", "-i", sandbox, "cat", stdin=data).stdout == data
     assert stack.dsec("sandbox", "exec", sandbox, "cat").returncode == 0, "no stdin of ours: EOF at once"
+    assert stack.dsec("sandbox", "exec", "-i", sandbox, "cat", stdin=None).stdout == b"", "/dev/null ends at once"
+    script = stack.dsec("sandbox", "shell", sandbox, stdin=b"echo said\nexit 6\n")
+    assert (script.returncode, script.stdout) == (6, b"said\n")
+    assert stack.dsec("sandbox", "exec", "-t", sandbox, "cat", stdin=b"a line\n").returncode == 0, "Ctrl-D ends it"
+    gone = stack.dsec("sandbox", "exec", sandbox, "no-such-program")
+    assert gone.returncode == 127
+    assert b"Traceback" not in gone.stderr
     assert stack.dsec("sandbox", "exec", "--timeout-s", "0.5", sandbox, "sleep", "60").returncode == 124
     assert stack.dsec("sandbox", "exec", sandbox, "--", "sh", "-c", "kill -9 $$").returncode == 137
     assert stack.dsec("sandbox", "exec", "sb-t1-aaaaaaaaaaaaaaaa", "true").returncode == 125
     exec_id = json.loads(stack.dsec("sandbox", "logs", "--json", sandbox).stdout)[0]["exec_id"]
     assert stack.dsec("sandbox", "logs", sandbox, exec_id).returncode == 0
+
+
+@needs("root")
+def test_an_admin_sees_all_namespaces_and_sets_their_bounds(stack):
+    ours = _create(stack)
+    key = json.loads(stack.dsec("key", "create", "--namespace", "team", "--json").stdout)["key"]
+    assert stack.dsec("quota", "set", "team", "--sandboxes", "1").returncode == 0
+    theirs = stack.dsec("sandbox", "create", "i", "--api-key", key).stdout.decode().strip()
+    refused = stack.dsec("sandbox", "create", "i", "--wait-s", "0.1", "--api-key", key)
+    assert refused.returncode == 3
+    assert b"quota" in refused.stderr
+    mine = json.loads(stack.dsec("quota", "show", "--json", "--api-key", key).stdout)
+    assert (mine["sandboxes"], mine["quota"]["sandboxes"]) == (1, 1)
+    assert stack.dsec("quota", "set", "team", "--unlimited", "--api-key", key).returncode == 4
+    assert stack.dsec("sandbox", "ls", "--namespace", "*", "--api-key", key).returncode == 4
+    assert theirs not in stack.dsec("sandbox", "ls").stdout.decode()
+    seen = json.loads(stack.dsec("sandbox", "ls", "--namespace", "*", "--json").stdout)
+    assert {info["id"] for info in seen} == {ours, theirs}
+    assert len(json.loads(stack.dsec("top", "--json").stdout)["sandboxes"]) == 2
+
+
+@needs("root")
+def test_env_is_that_of_the_running_one(stack, tmp_path):
+    told = stack.dsec("dev", "env").stdout.decode()
+    assert told == f"export DSEC_ENDPOINT={stack.endpoint}\nexport DSEC_API_KEY={stack.api_key}\n"
+    assert stack.dsec("dev", "env", "--data", str(tmp_path / "none")).returncode == 2
 
 
 @needs("root")
