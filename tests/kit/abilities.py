@@ -84,6 +84,17 @@ for _tool in ("terraform", "strace"):
     ability(_tool)(functools.partial(_has_tool, _tool))
 
 
+@ability("go")
+def _go() -> str:
+    if not shutil.which("go"):
+        return "go is not on PATH"
+    module = Path(__file__).parent / "gohost"
+    done = subprocess.run(
+        ["go", "mod", "download"], cwd=module, capture_output=True, text=True, check=False, timeout=300
+    )
+    return "" if done.returncode == 0 else f"go can't get the modules of tests/kit/gohost: {done.stderr[-200:].strip()}"
+
+
 @ability("nomad-exec")
 def _nomad_exec() -> str:
     if not shutil.which("nomad"):
