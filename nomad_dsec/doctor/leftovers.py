@@ -1,7 +1,8 @@
-"""What carries our names on this machine and belongs to no node that the caller named."""
+"""What carries our names on this machine and belongs to no node that the caller named and no daemon that lives."""
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from pathlib import Path
@@ -23,12 +24,32 @@ _SHOWN: Final = 8
 
 
 def check_leftovers(nodes: Collection[str]) -> list[Check]:
-    """Cgroups, links and nft tables of nodes other than `nodes`; their daemon, if it lives, will sweep them itself."""
+    """Cgroups, links and nft tables of nodes other than `nodes` and those whose daemons live."""
+    nodes = {*nodes, *running_nodes()}
     return [
         _row("leftover cgroups", _cgroups(nodes)),
         _row("leftover links", _links(nodes)),
         _row("leftover nft tables", _tables(nodes)),
     ]
+
+
+def running_nodes(processes: Path = Path("/proc")) -> set[str]:
+    """Ids of the node daemons of this machine: a daemon has the lock file open that lies beside its node.json."""
+    found = set()
+    for process in processes.iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            if b"dsec" not in (process / "cmdline").read_bytes():
+                continue
+            held = {link.readlink() for link in (process / "fd").iterdir()}
+            for lock in (path for path in held if path.name == "lock"):
+                told = json.loads((lock.parent / "node.json").read_bytes())
+                if str(told["pid"]) == process.name:
+                    found.add(str(told["node"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # it ended meanwhile, is not ours to look into, or the file is of something else
+    return found
 
 
 def _row(name: str, found: list[str]) -> Check:
@@ -37,7 +58,9 @@ def _row(name: str, found: list[str]) -> Check:
         name=name,
         ok=not found,
         reason=shown or "none",
-        fix="" if not found else "if no such node runs here: start its daemon once, which sweeps what nobody owns",
+        fix=""
+        if not found
+        else "its daemon is gone: start it once more, which adopts what lives and sweeps what nobody owns",
     )
 
 

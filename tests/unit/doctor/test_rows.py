@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from dsec_policies.abilities import HostAbilities
 
 from nomad_dsec.doctor.kernel import check_isolation, check_network, release
+from nomad_dsec.doctor.leftovers import running_nodes
 from nomad_dsec.doctor.row import Check
 
 
@@ -35,3 +38,17 @@ def test_open_network_is_optional() -> None:
     assert rows["nftables"].mark == "note"
     assert "network=open" in rows["nftables"].fix
     assert rows["veth"].ok
+
+
+def test_a_node_runs_when_the_process_of_its_file_holds_its_lock(tmp_path: Path) -> None:
+    for pid, told in ((10, 10), (11, 999), (12, None)):  # alive; the file of a former one; no file
+        data = tmp_path / f"data{pid}"
+        data.mkdir()
+        if told is not None:
+            (data / "node.json").write_text(f'{{"node": "n{pid}", "pid": {told}}}')
+        process = tmp_path / "proc" / str(pid)
+        (process / "fd").mkdir(parents=True)
+        (process / "cmdline").write_bytes(b"python\0-m\0nomad_dsec.node")
+        (process / "fd" / "5").symlink_to(data / "lock")
+    (tmp_path / "proc" / "self").mkdir()
+    assert running_nodes(tmp_path / "proc") == {"n10"}
