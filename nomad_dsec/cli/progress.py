@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -20,14 +21,17 @@ def talk() -> Console:
 
 def bars(console: Console | None = None) -> Progress:
     """Bars in the house's look."""
+    console = console or talk()
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(bar_width=28),
-        TextColumn("{task.fields[note]}"),
+        BarColumn(bar_width=28 if console.width >= 110 else 12),
+        # The note takes what is left of the line: a long one must not squeeze the titles and bars of all rows.
+        TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         TimeElapsedColumn(),
-        console=console or talk(),
+        console=console,
         transient=False,
+        expand=True,
     )
 
 

@@ -40,7 +40,7 @@ class Latencies:
     def where_ms(self) -> dict[str, float]:
         """The node's steps, and the rest of the median create."""
         rest = percentile(self.create_ms, 50) - sum(self.steps_ms.values())
-        return {**self.steps_ms, "gateway, SDK, way": rest} if rest > 0 else dict(self.steps_ms)
+        return {**self.steps_ms, "gateway, SDK and HTTP": rest} if rest > 0 else dict(self.steps_ms)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

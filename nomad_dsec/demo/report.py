@@ -143,7 +143,7 @@ def _latency(outcome: Outcome) -> str:
     return (
         f'<div class="pair"><div><h2>create</h2>{charts.histogram(found.create_ms, unit="ms")}</div>'
         f"<div><h2>exec <code>true</code></h2>{charts.histogram(found.exec_ms, unit='ms')}</div></div>"
-        "<h2>Where a create spends its time (medians; what the node does not tell of is gateway, SDK and the way)</h2>"
+        "<h2>Where a create spends its time (medians)</h2>"
         f"{charts.steps_bar(found.where_ms)}"
     )
 

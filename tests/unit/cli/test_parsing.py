@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 
 import pytest
 from libdsec.errors import CapacityError, DeniedError, PlatformError, UsageError
 from libdsec.results import ExecResult
+from rich.console import Console
 
 from nomad_dsec.cli import main as cli
-from nomad_dsec.cli import output, sandbox_exec
+from nomad_dsec.cli import output, progress, sandbox_exec
 from nomad_dsec.cli.image import import_source
 from nomad_dsec.cli.sandbox import pairs
 from nomad_dsec.cli.sandbox_cp import split
@@ -239,3 +241,14 @@ def test_daemons_parse_their_own_flags(noun, capsys):
     assert "--port" in capsys.readouterr().out
     assert cli.main([noun, "run", "--port", "70000"]) == 2
     assert "--port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_long_note_squeezes_no_title(width):
+    console = Console(width=width, file=io.StringIO())
+    titles = ("latency: creates and execs", "judging: submissions in several languages")
+    with progress.bars(console) as shown:
+        for title, note in zip(titles, ("160 / 160", "25 / 25: " + "accepted 7, " * 20), strict=True):
+            shown.update(shown.add_task(title, total=1, note=note), completed=1)
+    lines = console.file.getvalue()
+    assert all(text in lines for text in (*titles, "160 / 160", "25 / 25"))

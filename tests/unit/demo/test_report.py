@@ -112,3 +112,13 @@ def test_charts_of_nothing_are_words():
 def test_percentiles():
     assert percentile([], 50) == 0
     assert [percentile([3, 1, 2], share) for share in (1, 50, 100)] == [1, 2, 3]
+
+
+def test_the_chart_and_the_table_have_the_same_percentiles():
+    values = [float(n) for n in range(1, 41)]
+    outcome = Outcome(image="i", facts={}, latencies=Latencies(create_ms=values, steps_ms={"launch": 12.0}))
+    assert dict(outcome.summary())["create, p50 / p99"] == "20.0 / 40.0 ms"
+    chart = charts.histogram(values, unit="ms")
+    assert "p50 20.00 ms" in chart
+    assert "p99 40.00 ms" in chart
+    assert sum(outcome.latencies.where_ms.values()) == pytest.approx(20.0)
