@@ -14,7 +14,7 @@ from libdsec.errors import UsageError
 
 from nomad_dsec.cli.access import add_data, layout_of
 from nomad_dsec.cli.output import add_json, print_json, say
-from nomad_dsec.dev import control
+from nomad_dsec.dev import cluster, control
 from nomad_dsec.dev.processes import is_alive
 from nomad_dsec.dev.supervisor import DevOptions, Supervisor
 from nomad_dsec.ids import check_node
@@ -43,6 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=Path, default=None, metavar="DIR", help="image store (default: <data>/images)")
     parser.add_argument("--node-id", default="", help="default: from the host name and the directory")
     parser.add_argument("--backends", default="", help="backends to offer, with commas between")
+    parser.add_argument("--nomad", action="store_true", help="with Consul and Nomad agents, our drivers and a pool")
     parser.add_argument("--launcher", default="", help="container launcher: native or oci:<runtime>")
     add_json(parser)
     parser.set_defaults(run=run)
@@ -61,6 +62,8 @@ async def run(args: argparse.Namespace) -> int:
         return _env(layout, as_json=args.json)
     if not 0 <= args.port <= 65_535:
         raise UsageError("bad_port", f"{args.port} is no port", field="--port", hint="0 to 65535")
+    if args.nomad:
+        cluster.check_tools()
     if args.detach:
         _print_env(await control.start_detached(layout, _argv(args, layout)), as_json=args.json)
         say("dsec dev is ready; stop it with `dsec dev stop`")
@@ -83,6 +86,7 @@ def _options(args: argparse.Namespace, layout: Layout) -> DevOptions:
         keep=args.keep,
         images=args.images,
         node_flags=flags,
+        nomad=args.nomad,
     )
 
 
@@ -92,6 +96,7 @@ def _argv(args: argparse.Namespace, layout: Layout) -> list[str]:
     for flag, value in (("--node-id", args.node_id), ("--backends", args.backends), ("--launcher", args.launcher)):
         argv += [flag, value] if value else []
     argv += ["--images", str(args.images.absolute())] if args.images else []
+    argv += ["--nomad"] if args.nomad else []
     return [*argv, "--keep"] if args.keep else argv
 
 
@@ -105,6 +110,8 @@ def _print_env(state: DevState, *, as_json: bool) -> None:
         print_json({"endpoint": state.endpoint, "api_key": state.api_key, "node": state.node})
     else:
         print(f"export DSEC_ENDPOINT={state.endpoint}\nexport DSEC_API_KEY={state.api_key}")
+        if state.nomad:
+            print(f"export NOMAD_ADDR={state.nomad}\nexport CONSUL_HTTP_ADDR={state.consul}")
     sys.stdout.flush()
 
 

@@ -30,7 +30,7 @@ _LOG_BYTES = 64 * 1024 * 1024
 
 @dataclass(slots=True)
 class Child:
-    """A daemon of ours. `changed` is called whenever its pid is another one."""
+    """A daemon: a module of ours, or (module "") another program. `changed`: called when its pid is another one."""
 
     name: str
     module: str
@@ -38,6 +38,7 @@ class Child:
     env: Mapping[str, str]
     log_file: Path
     changed: Callable[[Child], None]
+    program: str = ""
     restarts: int = 0
     process: asyncio.subprocess.Process | None = None
     _stopping: bool = field(default=False)
@@ -81,16 +82,17 @@ class Child:
                 process.kill()
             await process.wait()
 
+    def _argv(self) -> list[str]:
+        start = [self.program] if self.program else [sys.executable, "-m", self.module]
+        return [*start, *self.flags]
+
     async def _start(self) -> None:
         if self.log_file.exists() and self.log_file.stat().st_size > _LOG_BYTES:
             self.log_file.replace(self.log_file.with_suffix(".log.1"))
         out = os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                self.module,
-                *self.flags,
+                *self._argv(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

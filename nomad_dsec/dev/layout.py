@@ -22,7 +22,7 @@ class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DevState(msgspec.Struct, kw_only=True):
-    """dev.json. Mode 0600: it holds the key. `ready` once the gateway answers."""
+    """dev.json. Mode 0600: it holds the key. `ready` once the gateway answers. nomad, consul: their addresses."""
 
     endpoint: str
     api_key: str
@@ -32,6 +32,8 @@ class DevState(msgspec.Struct, kw_only=True):
     supervisor: ProcessRecord | None = None
     children: dict[str, ProcessRecord] = {}
     restarts: dict[str, int] = {}
+    nomad: str = ""
+    consul: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,12 @@ from libdsec.errors import DeadlineExceeded, DsecError, PlatformError
 from libdsec.wire import LIVE_STATES, SandboxInfo, SandboxList
 
 from nomad_dsec.clock import SYSTEM
+from nomad_dsec.dev import cluster
 from nomad_dsec.dev.child import Child
 from nomad_dsec.dev.layout import DevState, Layout, Lock
 from nomad_dsec.dev.processes import end_all, is_alive, record_of
 from nomad_dsec.log import get_log
+from nomad_dsec.node.fingerprint import machine_cpus, machine_memory_mib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +46,7 @@ class DevOptions:
     images: Path | None = None
     node_flags: Sequence[str] = ()
     gateway_flags: Sequence[str] = ()
+    nomad: bool = False
 
 
 class Supervisor:
@@ -56,6 +59,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._keep = options.keep
         self._children: list[Child] = []
+        self._ports: cluster.Ports | None = None
 
     async def run(self) -> None:
         """Supervise until SIGTERM, SIGINT or `request_stop`. StateError already_running when another does."""
@@ -65,7 +69,7 @@ class Supervisor:
         try:
             await self._take_over()
             self._state = self._new_state()
-            self._children = [self._node(), self._gateway()]
+            self._children = [self._node(), self._gateway(), *self._cluster()]
             self._save()
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -109,7 +113,18 @@ class Supervisor:
         layout = self._layout
         images = self._options.images or layout.images
         flags = ["--id", self._state.node, "--data", str(layout.node), "--images", str(images)]
+        if self._options.nomad:
+            flags += ["--capacity", "granted", "--mount-roots", str(cluster.alloc_dir(layout))]
         return self._child("node", "nomad_dsec.node", [*flags, *self._options.node_flags], {})
+
+    def _cluster(self) -> list[Child]:
+        """Consul and Nomad, when they are wanted."""
+        if not self._options.nomad:
+            return []
+        self._ports = cluster.choose_ports()
+        self._state.nomad = f"http://{cluster.HOST}:{self._ports.nomad_http}"
+        self._state.consul = f"http://{cluster.HOST}:{self._ports.consul_http}"
+        return cluster.make_children(self._layout, self._ports, lambda _child: self._save())
 
     def _gateway(self) -> Child:
         port = self._state.endpoint.rpartition(":")[2]
@@ -138,6 +153,9 @@ class Supervisor:
                 for child in self._children:
                     tasks.create_task(child.supervise(), name=f"supervise {child.name}")
                 await self._until_ready()
+                if self._ports is not None and not self._stop.is_set():
+                    cpus, memory_mib = machine_cpus(), machine_memory_mib()
+                    await cluster.lend(self._ports, cpus=float(cpus), memory_mib=memory_mib * 3 // 4)
                 if not self._stop.is_set():
                     self._state.ready = True
                     self._save()

@@ -21,12 +21,24 @@ def read_file(directory: str, name: str, where: str) -> bytes:
         raise ConfigError(f"{where}: {name!r} leads out of the task's directory")
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            regular = stat.S_ISREG(os.fstat(fd).st_mode)
+            data = _read_all(fd) if regular else b""
+        finally:
+            os.close(fd)
     except OSError as error:
         raise ConfigError(f"{where}: {name!r}: {error.strerror}") from error
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ConfigError(f"{where}: {name!r} is no regular file")
-        data = file.read(MAX_BYTES + 1)
+    if not regular:
+        raise ConfigError(f"{where}: {name!r} is no regular file")
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{where}: {name!r} is over {MAX_BYTES} bytes")
     return data
+
+
+def _read_all(fd: int) -> bytes:
+    """At most one byte more than is allowed."""
+    parts, size = [], 0
+    while size <= MAX_BYTES and (part := os.read(fd, MAX_BYTES + 1 - size)):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)

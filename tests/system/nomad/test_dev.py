@@ -1,0 +1,44 @@
+"""`dsec dev --nomad`: one command to a cluster on this machine, in which sandboxes live from what Nomad lends."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+
+from tests.kit.abilities import needs
+from tests.kit.devstack import DevStack
+from tests.kit.node_daemon import CONTAINER_NEEDS
+
+pytestmark = [needs("nomad", "consul", "cc", *CONTAINER_NEEDS), pytest.mark.timeout(240)]
+
+
+def get(url: str):
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return json.load(reply)
+
+
+def test_one_command_to_a_cluster(tmp_path_factory):
+    stack = DevStack(tmp_path_factory.mktemp("d"))
+    stack.start("--nomad")
+    try:
+        nomad = stack.state()["nomad"]
+        (node,) = get(f"{nomad}/v1/nodes")
+        assert all(node["Drivers"][name]["Healthy"] for name in ("dsec-container", "dsec-fncall", "dsec-pool"))
+        assert get(f"{stack.state()['consul']}/v1/status/leader")
+        (pool,) = get(f"{nomad}/v1/job/dsec-pool/allocations")
+        assert pool["ClientStatus"] == "running"
+        (row,) = json.loads(stack.dsec("node", "ls", "--json").stdout)
+        assert row["capacity"]["memory_mib_total"] > 0  # all of it lent
+    finally:
+        stack.stop()
+    assert stack.dsec("dev", "status").returncode == 1
+
+
+def test_what_is_not_on_path_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    stack = DevStack(tmp_path)
+    done = stack.dsec("dev", "--nomad")
+    assert done.returncode == 2
+    assert b"nomad" in done.stderr
