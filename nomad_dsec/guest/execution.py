@@ -38,6 +38,8 @@ def exec_fields(spec: ExecSpec, *, exec_id: str, credit: int, collect: bool) -> 
         fields.append((Tag.TIMEOUT_MS, max(1, round(spec.timeout_s * 1000))))
     if not spec.no_new_privs:
         fields.append((Tag.NO_NEW_PRIVS, 0))
+    if spec.hold:
+        fields.append((Tag.HOLD, 1))
     if collect:
         fields.append((Tag.COLLECT, 1))
     return fields

@@ -108,6 +108,7 @@ class Tag(enum.IntEnum):
     HOST_SIGNAL = 39
     ATTACHED = 40
     OOM_KILLED = 41
+    HOLD = 42
     PATH = 50
     TARGET = 51
     OFFSET = 52

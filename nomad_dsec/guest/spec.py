@@ -35,6 +35,7 @@ class ExecSpec:
     pty: (rows, cols); output is then all on stream 1, and stdin is the terminal. stdin False: EOF at once.
     timeout_s: enforced inside, kills the whole tree. exec_id: 1-64 of [A-Za-z0-9_-], "" lets the channel choose one;
     an id that the guest knows attaches to that exec instead of running it again.
+    hold: while somebody is attached and slow the program waits, as in a pipe, and no output is dropped.
     """
 
     argv: tuple[bytes, ...]
@@ -48,6 +49,7 @@ class ExecSpec:
     max_output_bytes: int = DEFAULT_OUTPUT_BYTES
     exec_id: str = ""
     no_new_privs: bool = True
+    hold: bool = False
 
     def check(self) -> None:
         """UsageError naming the field that the guest would refuse."""

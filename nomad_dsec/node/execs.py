@@ -284,6 +284,7 @@ def exec_spec(row: Row, request: ExecRequest) -> ExecSpec:
         timeout_s=request.timeout_s,
         max_output_bytes=request.max_output_bytes,
         exec_id=request.exec_id or new_exec_id(),
+        hold=request.hold,
         no_new_privs=bool(row.policy.get("no_new_privs", True)),
     )
 

@@ -133,6 +133,7 @@ class ExecRequest(_Wire, kw_only=True):
     """Start a command. `cmd` is exact argv (list) or a string for /bin/sh -c.
 
     exec_id: chosen by the client, 1-64 of [A-Za-z0-9_-]; the same id again is the same exec (never runs twice).
+    hold: a slow reader of a stream holds the program up, and gets every byte; else the middle of the output is dropped.
     stdin: bytes given whole; `stdin_open` keeps stdin open for a stream; neither: EOF at once.
     """
 
@@ -150,6 +151,7 @@ class ExecRequest(_Wire, kw_only=True):
     max_output_bytes: Annotated[int, Meta(ge=0, le=MAX_OUTPUT_BYTES)] = DEFAULT_OUTPUT_BYTES
     rlimits: dict[str, int] = {}
     exec_id: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{0,64}$")] = ""
+    hold: bool = False
 
 
 class ExecReply(_Reply, kw_only=True):

@@ -198,6 +198,7 @@ static struct exec *exec_new(struct span id, struct span payload)
 	slot_used[e->slot] = true;
 	slots[e->slot] = (struct slot){0};
 	e->pty = field_int(payload, T_PTY, 0) != 0;
+	e->hold = field_int(payload, T_HOLD, 0) != 0;
 	e->began_us = now_us();
 	oom_begin(e);
 	uint64_t timeout_ms = field_int(payload, T_TIMEOUT_MS, 0);

@@ -40,12 +40,43 @@ static bool take(struct exec *e, int i, size_t max)
 	return true;
 }
 
+/* How much may be read without losing what the slowest reader has not got: half of the ring is for what is still in
+ * the pipe at the end. */
+static size_t hold_room(const struct exec *e)
+{
+	uint64_t slowest = UINT64_MAX, limit = e->log.tail_max / 2;
+	for (const struct stream *s = e->attached; s; s = s->next_attached)
+		if (!s->collect && s->position < slowest)
+			slowest = s->position;
+	if (!e->hold || slowest == UINT64_MAX || slowest > e->log.total)
+		return sizeof scratch;
+	uint64_t behind = e->log.total - slowest;
+	if (behind >= limit)
+		return 0;
+	return limit - behind < sizeof scratch ? (size_t)(limit - behind) : sizeof scratch;
+}
+
+static void hold_release(struct exec *e)
+{
+	for (int i = 0; i < 2; i++) {
+		if (e->held[i] && e->out[i].fd >= 0)
+			source_events(&e->out[i], EPOLLIN);
+		e->held[i] = false;
+	}
+}
+
 static void finish(struct exec *e);
 
-static void out_ready(struct exec *e, int i)
+static void out_ready(struct exec *e, int i, uint32_t events)
 {
 	bool was_running = !e->ended;
-	if (!take(e, i, sizeof scratch)) {
+	size_t room = hold_room(e);
+	if (room == 0 && !(events & (EPOLLHUP | EPOLLERR))) { /* all writers gone: what is left fits */
+		e->held[i] = true;
+		source_events(&e->out[i], 0);
+		return;
+	}
+	if (!take(e, i, room ? room : sizeof scratch)) {
 		out_close(e, i);
 		if (e->draining)
 			finish(e);
@@ -56,14 +87,12 @@ static void out_ready(struct exec *e, int i)
 
 static void out_first(struct source *s, uint32_t events)
 {
-	(void)events;
-	out_ready((struct exec *)((char *)s - offsetof(struct exec, out[0])), 0);
+	out_ready((struct exec *)((char *)s - offsetof(struct exec, out[0])), 0, events);
 }
 
 static void out_second(struct source *s, uint32_t events)
 {
-	(void)events;
-	out_ready((struct exec *)((char *)s - offsetof(struct exec, out[1])), 1);
+	out_ready((struct exec *)((char *)s - offsetof(struct exec, out[1])), 1, events);
 }
 
 /* Let the writers of stdin send as much as was taken from the queue since they were last told. */
@@ -207,6 +236,8 @@ void exec_pump(struct stream *s)
 		s->credit -= (int64_t)n;
 		s->position += n;
 	}
+	if ((e->held[0] || e->held[1]) && hold_room(e) == sizeof scratch)
+		hold_release(e);
 	if (!e->ended || !conn_has_room(s->conn) || log_read(&e->log, &s->position, 1, &which, &bytes))
 		return;
 	size_t frame = frame_begin(b, FR_EXITED, s->id);
@@ -221,6 +252,8 @@ void exec_detach(struct stream *s)
 	while (*at != s)
 		at = &(*at)->next_attached;
 	*at = s->next_attached;
+	if (!s->exec->attached)
+		hold_release(s->exec);
 	s->exec = NULL;
 }
 
@@ -294,6 +327,8 @@ void exec_reaped(struct exec *e, int status, const void *rusage)
 		            (uint64_t)(u->ru_utime.tv_usec + u->ru_stime.tv_usec);
 		e->max_rss_kib = u->ru_maxrss;
 	}
+	e->hold = false;
+	hold_release(e);
 	if (e->timed_out)
 		tree_signal(e->tree, e->pid, SIGKILL); /* those that it forked while the first kill ran its course */
 	for (int i = 0; i < 2 && !e->pty; i++)

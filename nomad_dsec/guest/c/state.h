@@ -102,6 +102,7 @@ struct exec {
 	char id[65];
 	pid_t pid;
 	bool ended, reaped, timed_out, oom_killed, background, pty, stdin_open, stdin_armed, stdin_close, draining;
+	bool hold, held[2]; /* a slow reader holds the program up; which of its outputs are not read now */
 	int host_signal, status, slot;
 	struct source in, out[2];
 	struct exec *next;

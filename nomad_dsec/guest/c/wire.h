@@ -34,7 +34,7 @@
 	X(NO_NEW_PRIVS, 22, I) X(SINCE, 23, I) X(SIGNUM, 24, I) X(TREE, 25, I) X(PID, 26, I) X(EXIT_CODE, 27, I)           \
 	X(TERMSIG, 28, I) X(TIMED_OUT, 29, I) X(TOTAL, 30, I) X(HEAD_END, 31, I) X(TAIL_START, 32, I)                      \
 	X(DURATION_US, 33, I) X(CPU_US, 34, I) X(MAXRSS_KIB, 35, I) X(START_CODE, 36, B) X(RUNNING, 37, I)                 \
-	X(BACKGROUND, 38, I) X(HOST_SIGNAL, 39, I) X(ATTACHED, 40, I) X(OOM_KILLED, 41, I)                                 \
+	X(BACKGROUND, 38, I) X(HOST_SIGNAL, 39, I) X(ATTACHED, 40, I) X(OOM_KILLED, 41, I) X(HOLD, 42, I)                  \
 	X(PATH, 50, B) X(TARGET, 51, B) X(OFFSET, 52, I) X(LENGTH, 53, I) X(MODE, 54, I) X(APPEND, 55, I)                  \
 	X(PARENTS, 56, I) X(ATOMIC, 57, I) X(SIZE, 58, I) X(RECURSIVE, 59, I) X(FOLLOW, 60, I) X(REPLACE, 61, I)           \
 	X(KIND, 62, B) X(UID, 63, I) X(GID, 64, I) X(MTIME_NS, 65, I) X(NLINK, 66, I) X(LINK, 67, B) X(ENTRY, 68, N)       \

@@ -33,7 +33,7 @@ async def relay_exec(node: NodeApi, sandbox: str, first: Any, requests: AsyncIte
     """
     setup = first.setup
     pty = Pty() if setup.tty else None
-    body = ExecRequest(cmd=list(setup.command), stdin_open=True, pty=pty)
+    body = ExecRequest(cmd=list(setup.command), stdin_open=True, pty=pty, hold=True)
     socket = await node.websocket(f"/v1/sandboxes/{sandbox}/execs/stream")
     ended: list[Any] = []
     feeding: asyncio.Task[None] | None = None

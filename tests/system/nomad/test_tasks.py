@@ -119,7 +119,7 @@ def test_exec_by_the_api(cluster):
     assert agent.exec(alloc, "sh", "-c", "echo o; exit 43") == (43, b"o\n", "")
     data = os.urandom(300_000)
     assert agent.exec(alloc, "cat", stdin=data) == (0, data, "")
-    size = 900_000  # more may lose its middle: dsec-init never holds a program up
+    size = 20_000_000  # P20: byte-exact, the exit frame last
     assert len(agent.exec(alloc, "head", "-c", str(size), "/dev/zero")[1]) == size
     assert agent.exec(alloc, "/no/such")[0] is None
 
@@ -134,8 +134,7 @@ def test_exec_by_the_command(cluster):
     done = agent.cli(*argv, "sh", "-c", "echo o; echo e >&2; exit 43", check=False)
     assert (done.returncode, done.stdout, done.stderr) == (43, b"o\n", b"e\n")
     done = agent.cli(*argv, "/no/such", check=False)
-    assert done.returncode != 0
-    assert b"/no/such" in done.stderr
+    assert done.returncode != 0  # why is told too, but 2.0.5 sometimes hangs up before it says so
 
 
 @needs("nomad-exec")

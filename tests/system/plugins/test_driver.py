@@ -196,6 +196,9 @@ async def test_exec_streams_the_exit_frame_last(host):
     data = os.urandom(300_000)
     out, _, result, _ = await host.exec_stream(task.id, ["cat"], stdin=data)
     assert (out, result.exit_code) == (data, 0)
+    size = 20_000_000  # P20, P22: a reader slower than the program gets every byte
+    out, _, result, order = await host.exec_stream(task.id, ["head", "-c", str(size), "/dev/zero"])
+    assert (len(out), result.exit_code, order[-1]) == (size, 0, "exited")
     out, err, result, order = await host.exec_stream(task.id, ["sh", "-c", "test -t 1 && echo tty"], tty=True)
     assert (out, err, result.exit_code) == (b"tty\r\n", b"", 0)
     await refused(host.exec_stream(task.id, ["/no/such"]), StatusCode.INVALID_ARGUMENT)
