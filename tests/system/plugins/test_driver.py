@@ -411,3 +411,38 @@ async def test_a_node_daemon_that_is_away_makes_a_start_retryable(tmp_path, daem
             await host.start(host.task(*SLEEP))
         assert recoverable(caught.value)
         assert "none.sock" in caught.value.details()
+
+
+async def test_a_plugin_that_ends_in_the_middle_of_a_start_leaves_one_task_at_most(daemon, tmp_path):
+    """P39: the start is carried through; the next invocation of the same task takes its place."""
+    async with driver_host(daemon, tmp_path) as host:
+        task = host.task("sleep", "1014")
+        task.env["DSEC_FAKE_DELAY_S"] = "1"
+        starting = asyncio.create_task(host.start(task))
+        await asyncio.sleep(0.4)
+        host.plugin.process.send_signal(signal.SIGKILL)
+        with pytest.raises(aio.AioRpcError):
+            await starting
+    async with driver_host(daemon, tmp_path) as host:
+        del task.env["DSEC_FAKE_DELAY_S"]
+        first = task.id
+        task.id = first.replace("0badcafe", "0badbeef")
+        await host.start(task)
+        found = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _reads(p) == b"sleep\x001014\x00"]
+        assert len(found) == 1
+        await host.destroy(task.id)
+        await host.destroy(first)
+        assert pid_of("sleep 1014") is None
+
+
+def _reads(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+async def test_an_idle_plugin_is_small(host):
+    status = Path(f"/proc/{host.plugin.process.pid}/status").read_text()
+    rss_kib = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+    assert rss_kib < 90 * 1024, rss_kib
