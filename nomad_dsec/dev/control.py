@@ -33,6 +33,7 @@ async def start_detached(layout: Layout, argv: Sequence[str]) -> DevState:
     probe.take()
     probe.release()
     log_path = layout.logs / "dev.log"
+    said_before = log_path.stat().st_size if log_path.exists() else 0
     child = _spawn(log_path, argv)
     deadline = SYSTEM.monotonic() + _START_S
     while SYSTEM.monotonic() < deadline:
@@ -40,8 +41,9 @@ async def start_detached(layout: Layout, argv: Sequence[str]) -> DevState:
         if state is not None and state.ready and state.supervisor is not None and state.supervisor.pid == child.pid:
             return state
         if child.poll() is not None:
-            tail = log_path.read_text("utf-8", "replace").strip().splitlines()[-1:]
-            raise PlatformError("not_ready", f"`dsec dev` ended with {child.returncode}: {' '.join(tail)[-600:]}")
+            words = log_path.read_bytes()[said_before:].decode("utf-8", "replace")
+            cause = " ".join(words[max(0, words.rfind("dsec: ")) :].split())[:800]
+            raise PlatformError("not_ready", f"`dsec dev` ended with {child.returncode}: {cause}")
         await asyncio.sleep(0.05)
     child.terminate()
     raise DeadlineExceeded("not_ready", f"`dsec dev` was not ready within {_START_S:g} s", hint=f"see {log_path}")

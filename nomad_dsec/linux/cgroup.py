@@ -93,8 +93,8 @@ class Cgroup:
         v2 = "cpu" in self.layout.v2
         directory = self.path_of("cpu")
         if directory:
-            name, value = ("cpu.max", f"{_ALL_CORES_US} {files.PERIOD_US}") if v2 else ("cpu.cfs_quota_us", str(_ALL_CORES_US))
-            write_file(f"{directory}/{name}", value)
+            quota = f"{_ALL_CORES_US} {files.PERIOD_US}" if v2 else str(_ALL_CORES_US)
+            write_file(f"{directory}/{'cpu.max' if v2 else 'cpu.cfs_quota_us'}", quota)
 
     def _has(self, controller: str, name: str) -> bool:
         directory = self.path_of(controller)

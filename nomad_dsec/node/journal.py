@@ -62,6 +62,7 @@ class Journal:
         self._encode = msgspec.json.Encoder().encode
         self._durable_mode = True
         self.broken = ""
+        self.unsaved: set[str] = set()  # sandboxes whose last row did not reach the file
 
     def open(self) -> list[Row]:
         """Create or open the file and read all rows. PlatformError journal_unreadable names the path and why."""
@@ -88,13 +89,19 @@ class Journal:
     async def save(self, row: Row, *, now: float, durable: bool) -> None:
         """Write the row; returns when it is committed (and fsynced, when durable). PlatformError journal_failed."""
         values = (row.id, row.incarnation, row.namespace, row.state, row.reason, now, self._encode(row))
-        await self._submit(_SAVE, values, durable=durable)
+        try:
+            await self._submit(_SAVE, values, durable=durable)
+        except PlatformError:
+            self.unsaved.add(row.id)
+            raise
+        self.unsaved.discard(row.id)
 
     async def forget(self, ids: Sequence[str]) -> None:
         """Drop rows of ended sandboxes."""
         if ids:
             marks = ",".join("?" * len(ids))
             await self._submit(f"DELETE FROM sandbox WHERE id IN ({marks})", tuple(ids), durable=False)  # noqa: S608
+            self.unsaved.difference_update(ids)
 
     async def put_fact(self, name: str, value: str) -> None:
         """Remember a fact about the node itself (draining, boot id)."""

@@ -67,7 +67,7 @@ def load_token(data: Path, given: str) -> str:
     if given:
         return given
     path = data / "token"
-    if not path.exists():
+    if not path.exists() or not path.read_text().strip():
         fresh = path.with_suffix(".new")
         fresh.touch(mode=0o600)
         fresh.write_text(secrets.token_urlsafe(32))

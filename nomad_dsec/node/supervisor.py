@@ -122,6 +122,7 @@ class Supervisor:
             try:
                 self.disk_mib_free = _disk_mib_free(self._node)
                 self._retry_stops()
+                await self._mend_journal()
                 await self._forget_old()
                 await self._drain_due()
             except (DsecError, OSError) as error:
@@ -138,6 +139,22 @@ class Supervisor:
                 self._node.room.spawn(
                     f"end again {entry.row.id}", self._end(entry, entry.row.reason, entry.row.message)
                 )
+
+    async def _mend_journal(self) -> None:
+        """Write what a full disk kept out, above all ends: a node that refuses creates has nothing else to write, and
+        would go on refusing them for lack of a write that succeeds.
+        """
+        node, journal = self._node, self._node.journal
+        if not journal.broken and not journal.unsaved:
+            return
+        for sandbox in sorted(journal.unsaved):
+            entry = node.entries.get(sandbox)
+            if entry is None:
+                await journal.forget([sandbox])
+            else:
+                await journal.save(entry.row, now=node.clock.now(), durable=True)
+        await journal.put_fact("mended_at", str(node.clock.now()))
+        log.info("the journal can be written again", node=node.id)
 
     async def _forget_old(self) -> None:
         node = self._node

@@ -62,7 +62,7 @@ class DsecError(Exception):
         return (_rebuild, (type(self), self.to_body()))
 
     def to_body(self) -> ErrorBody:
-        """The wire form. Bytes of names that are not UTF-8 (surrogates in Python) are spelt out, as `\\xff`."""
+        r"""The wire form. Bytes of names that are not UTF-8 (surrogates in Python) are spelt out, as `\xff`."""
         return ErrorBody(
             kind=self.kind,
             code=self.code,

@@ -38,7 +38,8 @@ UNHURRIED_S: Final = 0.2
 class Live:
     """A container that has, or may have, something on this machine. pidfd: -1 until PID 1 is known.
 
-    owner: its sandbox and incarnation, the label of its cgroup. oom_seen: OOM kills that its init is known to have outlived.
+    owner: its sandbox and incarnation, the label of its cgroup. oom_seen: OOM kills that its
+    init is known to have outlived.
     """
 
     sandbox: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from libdsec.errors import PlatformError, StateError, UsageError
+from libdsec.errors import CapacityError, PlatformError, StateError, UsageError
 
 from nomad_dsec.node.core import Limits
 from nomad_dsec.node.journal import Journal
@@ -272,3 +272,24 @@ async def test_a_full_disk_keeps_no_sandbox_alive(machine):
         with pytest.raises(PlatformError):
             await _make(parts, 2)
         assert machine.world.alive == {}
+
+
+async def test_ends_that_a_full_disk_kept_out_are_written_later_and_creates_taken_again(machine):
+    async with machine.daemon() as parts:
+        await _make(parts)
+        journal = parts.node.journal
+        journal._db.execute("PRAGMA query_only=1")  # refuses as a full disk does
+        await parts.verbs.kill(ONE)
+        with pytest.raises(CapacityError) as caught:
+            await _make(parts, 2)
+        assert caught.value.code == "disk"
+        with pytest.raises(PlatformError):
+            await parts.supervisor._mend_journal()
+        assert journal.unsaved == {ONE}
+        journal._db.execute("PRAGMA query_only=0")
+        await parts.supervisor._mend_journal()
+        assert (journal.broken, journal.unsaved) == ("", set())
+        await _make(parts, 2)
+    async with machine.daemon() as parts:
+        row = parts.node.entry(ONE).row
+        assert (row.state, row.reason) == ("exited", "killed")
