@@ -62,7 +62,12 @@ def _finish(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace, 
 def _with_store(args: argparse.Namespace, run: Callable[[argparse.Namespace, ImageStore], int]) -> int:
     """The border at which errors of the image room become ours."""
     try:
-        return run(args, ImageStore(args.store or layout_of(args).images))
+        directory = args.store or layout_of(args).images
+        if run is not run_import and not directory.is_dir():  # looking must not make one
+            raise UsageError(
+                "no_store", f"{directory} is no image store", field="--store", hint="`dsec image import` makes one"
+            )
+        return run(args, ImageStore(directory))
     except ImageError as error:
         kind = UsageError if error.code in _USAGE else PlatformError
         raise kind(error.code, error.message, hint=error.hint, field=error.field) from error

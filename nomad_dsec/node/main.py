@@ -17,6 +17,7 @@ import uvloop
 from libdsec.errors import DsecError, UsageError
 
 from nomad_dsec import config
+from nomad_dsec.ids import check_node
 from nomad_dsec.log import get_log, setup_logging
 from nomad_dsec.node.assemble import Assembled, assemble, build_node, open_data
 from nomad_dsec.node.core import TaskRoom
@@ -43,6 +44,8 @@ class Announcement(msgspec.Struct, kw_only=True):
 async def serve(settings: config.Settings, *, kill_on_exit: bool, stop: asyncio.Event) -> None:
     """Run until `stop` is set. Raises DsecError when it can't start."""
     data = Path(settings["node.data"])
+    if settings["node.id"]:
+        check_node(settings["node.id"])  # before anything is made
     lock = open_data(data)
     try:
         async with TaskRoom() as room:

@@ -252,3 +252,10 @@ def test_a_long_note_squeezes_no_title(width):
             shown.update(shown.add_task(title, total=1, note=note), completed=1)
     lines = console.file.getvalue()
     assert all(text in lines for text in (*titles, "160 / 160", "25 / 25"))
+
+
+@pytest.mark.parametrize("verb", [["ls"], ["inspect", "x"], ["verify", "x"], ["rm", "x"], ["gc"]])
+def test_looking_at_a_store_that_is_not_there_makes_none(tmp_path, verb, capsys):
+    assert cli.main(["image", *verb, "--store", str(tmp_path / "none")]) == 2
+    assert "--store" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
