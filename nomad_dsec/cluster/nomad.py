@@ -107,6 +107,15 @@ class NomadClient:
         except NotFoundError:
             return
 
+    async def jobs(self) -> list[str]:
+        """Ids of all jobs of the namespace."""
+        rows = await self._call("its jobs", lambda api: api.jobs.get_jobs())
+        return [str(row["ID"]) for row in rows]
+
+    async def collect_garbage(self) -> None:
+        """Forget what has ended, and let clients remove its directories."""
+        await self._call("a garbage collection", lambda api: api.system.initiate_garbage_collection())
+
     async def dispatch(self, job: str, *, payload: bytes = b"", meta: Mapping[str, str] | None = None) -> str:
         """Run a parameterized job once; the id of the child job."""
         if len(payload) > PAYLOAD_BYTES:

@@ -31,6 +31,7 @@ log = get_log(__name__)
 POOL = "dsec-pool"
 POOL_PRIORITY = 20
 READY_S = 120.0
+END_S = 30.0
 HOST = "127.0.0.1"
 
 
@@ -172,6 +173,22 @@ async def lend(ports: Ports, *, cpus: float, memory_mib: int) -> None:
         await client.register(pool_job(cpus, memory_mib))
         while not await _lends(client):
             await _again(deadline, f"the job {POOL} does not run")
+    finally:
+        await client.close()
+
+
+async def end_all_jobs(layout: Layout, ports: Ports) -> None:
+    """Stop and purge every job, until the directories of their tasks (and what is mounted there) are gone."""
+    client = NomadClient(Endpoint(scheme="http", host=HOST, port=ports.nomad_http))
+    deadline = SYSTEM.monotonic() + END_S
+    try:
+        for job in await client.jobs():
+            await client.stop(job, purge=True)
+        while any(alloc_dir(layout).iterdir()) and SYSTEM.monotonic() < deadline:
+            await client.collect_garbage()
+            await asyncio.sleep(0.5)
+    except (DsecError, OSError) as error:
+        log.error("jobs could not all be ended", error=str(error))
     finally:
         await client.close()
 

@@ -188,6 +188,8 @@ class Supervisor:
 
     async def _stop_all(self) -> None:
         if not self._keep:
+            if self._ports is not None:
+                await cluster.end_all_jobs(self._layout, self._ports)
             try:
                 await kill_all_sandboxes(self._layout)
             except DsecError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,8 @@ def test_one_command_to_a_cluster(tmp_path_factory):
     finally:
         stack.stop()
     assert stack.dsec("dev", "status").returncode == 1
+    assert str(stack.data) not in Path("/proc/self/mountinfo").read_text()
+    assert not list((stack.data / "nomad/alloc").iterdir())
 
 
 def test_what_is_not_on_path_is_told(tmp_path, monkeypatch):
