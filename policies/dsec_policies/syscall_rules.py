@@ -142,8 +142,8 @@ PRCTL = GuardedCall(
     otherwise="allow",
 )
 
-#: The kernel asks only for the same uids here, not for the target's capabilities as for priority and affinity, and every
-#: later exec inherits what dsec-init is given: no descriptors, a second of CPU time.
+#: The kernel asks only for the same uids here, not for the target's capabilities as for priority and affinity, and
+#: every later exec inherits what dsec-init is given: no descriptors, a second of CPU time.
 INIT_PID = 1
 PRLIMIT = GuardedCall(
     rules=(Rule(when=(Match(arg=0, value=INIT_PID),), verdict="EPERM", why="limits of dsec-init"),), otherwise="allow"
