@@ -15,20 +15,23 @@ import pytest
 from yarl import URL
 
 from tests.kit.abilities import needs
+from tests.kit.leaks import clean_after
 from tests.kit.node_daemon import CONTAINER_NEEDS, NodeDaemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [needs("root", "overlay", "cc"), pytest.mark.timeout(120)]
+# One daemon serves the whole file and mounts its image at the first create: its leftovers are looked for at its end.
+pytestmark = [needs("root", "overlay", "cc"), pytest.mark.timeout(120), pytest.mark.leaks_ok]
 
 
 @pytest.fixture(scope="module", params=["fake", pytest.param("container", marks=needs(*CONTAINER_NEEDS))])
 def daemon(request, tmp_path_factory) -> Iterator[NodeDaemon]:
     made = NodeDaemon(tmp_path_factory.mktemp("n"), backend=request.param, flags=("--starting-max", "8"))
-    made.start()
-    yield made
-    made.remove()
+    with clean_after():
+        made.start()
+        yield made
+        made.remove()
 
 
 @pytest.fixture

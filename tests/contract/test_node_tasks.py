@@ -11,13 +11,15 @@ import pytest
 from libdsec.wire_tasks import task_key
 
 from tests.kit.abilities import needs
+from tests.kit.leaks import clean_after
 from tests.kit.node_daemon import CONTAINER_NEEDS, NodeDaemon
 from tests.kit.tasks import Collector, task_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [needs("root", "overlay", "cc"), pytest.mark.timeout(120)]
+# One daemon serves the whole file and mounts its image at the first create: its leftovers are looked for at its end.
+pytestmark = [needs("root", "overlay", "cc"), pytest.mark.timeout(120), pytest.mark.leaks_ok]
 SLEEP = ("sleep", "1000")
 
 
@@ -28,9 +30,10 @@ def daemon(request, tmp_path_factory) -> Iterator[NodeDaemon]:
     roots.mkdir()
     made = NodeDaemon(directory, backend=request.param, flags=("--mount-roots", str(roots)))
     made.roots = roots
-    made.start()
-    yield made
-    made.remove()
+    with clean_after():
+        made.start()
+        yield made
+        made.remove()
 
 
 @pytest.fixture

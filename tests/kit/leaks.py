@@ -7,8 +7,13 @@ import os
 import shutil
 import subprocess
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PREFIX = "dsec-"
 
@@ -91,3 +96,12 @@ class Census:
                 return left
             gc.collect()  # only now: in a process that has run a thousand tests it takes half a second
             time.sleep(0.1)
+
+
+@contextmanager
+def clean_after(*, timeout_s: float = 10.0) -> Iterator[None]:
+    """For what serves a whole file and makes things when it likes (pools, the image's mount): checked at its end."""
+    before = Census.take()
+    yield
+    left = before.wait_same(timeout_s=timeout_s)
+    assert not left, "left behind: " + "; ".join(left)

@@ -10,6 +10,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define RACE_TRIES 4096
+
 #define MAX_PATH 4096
 
 int launch_fail(struct launch *l, const char *what)
@@ -41,7 +43,13 @@ int root_open(struct launch *l, const char *path, uint64_t flags, uint64_t resol
 	struct open_how how = {.flags = flags | O_CLOEXEC, .resolve = resolve};
 	while (*path == '/')
 		path++;
-	int fd = (int)syscall(SYS_openat2, l->root_fd, *path ? path : ".", &how, sizeof(how));
+	int fd = -1;
+	/* EAGAIN: a mount or rename anywhere on the host came between the steps of a ".."; the kernel asks to try again. */
+	for (int tries = 0; tries < RACE_TRIES; tries++) {
+		fd = (int)syscall(SYS_openat2, l->root_fd, *path ? path : ".", &how, sizeof(how));
+		if (fd >= 0 || (errno != EAGAIN && errno != EINTR))
+			break;
+	}
 	return fd < 0 ? launch_fail(l, path) : fd;
 }
 
