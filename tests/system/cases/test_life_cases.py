@@ -138,6 +138,7 @@ async def test_l11_hundreds_wide_without_an_error_and_flat_descriptors(stack):
             there = await asyncio.gather(*(sandbox.files.exists("/etc/passwd") for _ in range(wide)))
             assert all(there)
             rounds.append({role: open_files(pid) for role, pid in pids.items()})
-        growth = {role: count - rounds[0][role] for role, count in rounds[-1].items()}
-        assert max(growth.values()) <= 8, (rounds[0], rounds[-1])  # the first opened the connections that stay
+        # Connections that stay are opened as far as the widest moment needs them; a leak would add one a call.
+        growth = {role: count - max(each[role] for each in rounds[:2]) for role, count in rounds[-1].items()}
+        assert max(growth.values()) <= wide // 8, rounds
     assert open_files(pids["client"]) <= at_first + 4
