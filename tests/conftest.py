@@ -56,6 +56,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and isinstance(report.longrepr, tuple) and "ability " not in report.longrepr[2]:
         _table.other.append(f"{report.nodeid}: {report.longrepr[2]}")
+    if report.failed and (path := os.environ.get("DSEC_FAILURES")):  # to read them while the rest still runs
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{report.when} {report.nodeid}\n{report.longreprtext}\n\n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
