@@ -98,11 +98,12 @@ class Creates:
         very moment says that it holds nothing.
         """
         flight = self._flights.get((namespace, key))
-        if flight is not None and not flight.done.done():
-            self._forget(flight)
-            assert flight.task is not None
-            flight.task.cancel()
-            return
+        if flight is not None:
+            self._forget(flight)  # also one whose reply is on its way: a repeat of the key must not join it
+            if not flight.done.done():
+                assert flight.task is not None
+                flight.task.cancel()
+                return
         stored = self._replies.find(namespace, key, None)
         if stored is not None:
             reply: CreateReply = msgspec.json.decode(stored, type=CreateReply)
