@@ -12,7 +12,7 @@ demo: setup
 	.venv/bin/dsec demo
 
 test: setup
-	$(PY) -m pytest -p no:cacheprovider --basetemp=$(BASETEMP) $(PYTEST_ARGS)
+	$(PY) -m pytest $(if $(PYTEST_CACHE),-o cache_dir=$(PYTEST_CACHE),-p no:cacheprovider) --basetemp=$(BASETEMP) $(PYTEST_ARGS)
 
 lint: setup
 	$(PY) -m pytest -p no:cacheprovider tests/repo
