@@ -37,9 +37,13 @@ async def admin(tmp_path, daemons):
 
 
 async def running(admin) -> list[dict]:
-    reply = await admin.ok("GET", "/v1/sandboxes?state=creating,running,paused")
-    assert not reply.get("stale_nodes")
-    return reply["sandboxes"]
+    """What runs, once no node's view is old: an exec may be through to a restarted daemon before its heartbeat is."""
+    async with asyncio.timeout(20):
+        while True:
+            reply = await admin.ok("GET", "/v1/sandboxes?state=creating,running,paused")
+            if not reply.get("stale_nodes"):
+                return reply["sandboxes"]
+            await asyncio.sleep(0.1)
 
 
 async def say(admin, sandbox: str, word: str) -> str:
