@@ -109,7 +109,7 @@ class Creates:
             reply: CreateReply = msgspec.json.decode(stored, type=CreateReply)
             ids = [info.id for info in reply.sandboxes]
             self._engine.reaper.doom(ids)
-            self._replies.forget_nowait(namespace, key)
+            await self._replies.forget(namespace, key)
             await self._engine.reaper.wait_tried(ids, timeout_s=ABANDON_WAIT_S)
 
     def purge(self) -> None:

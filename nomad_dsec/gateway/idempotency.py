@@ -54,6 +54,12 @@ class ReplyStore:
         """The reply reached nobody and was undone."""
         self._db.write_nowait(("DELETE FROM idempotent WHERE namespace = ? AND key = ?", (namespace, key)))
 
+    async def forget(self, namespace: str, key: str) -> None:
+        """The same, and gone when this returns: a repeat of the key may come at once."""
+        await self._db.write(
+            ("DELETE FROM idempotent WHERE namespace = ? AND key = ?", (namespace, key)), durable=False
+        )
+
     def purge_nowait(self) -> None:
         """Drop what is over a day old."""
         self._db.write_nowait(("DELETE FROM idempotent WHERE at <= ?", (self._clock.now() - KEEP_S,)))
