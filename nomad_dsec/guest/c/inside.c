@@ -71,6 +71,7 @@ int inside_main(int argc, char **argv)
 	for (int fd = FIRST_FD; fd < plan_fd && l.nfds < LAUNCH_MAX_FDS; fd++)
 		l.fds[l.nfds++] = fd;
 	prctl(PR_SET_NAME, "dsec-init", 0, 0, 0);
+	default_signals();
 	if (quiet())
 		return refuse(status);
 	int failed = carry_out(&l, &p, (struct report *)(void *)(bytes + p.report_offset), launch_now_us());

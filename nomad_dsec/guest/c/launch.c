@@ -156,7 +156,7 @@ static void keep_only(const int keep[3])
 
 /* Python ignores SIGPIPE and SIGXFSZ, posix_spawn(3) ignores 32 and 33: none of it is for programs inside. By the
  * system call, since sigaction(3) refuses the last two. */
-static void default_signals(void)
+void default_signals(void)
 {
 	static const uint64_t by_default[4]; /* struct sigaction of the kernel: SIG_DFL, no flags, no mask */
 	for (int number = 1; number <= 64; number++)

@@ -172,4 +172,6 @@ int launch_fail(struct launch *l, const char *what); /* notes what failed; alway
 int carry_out(struct launch *l, struct plan *p, struct report *report, uint64_t began_us);
 uint64_t launch_now_us(void);
 
+void default_signals(void); /* all signals as a program expects them, whatever our parent ignored */
+
 #endif
