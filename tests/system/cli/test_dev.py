@@ -10,6 +10,7 @@ import pytest
 from libdsec.client import AsyncClient
 from libdsec.sandbox import AsyncSandbox
 
+from nomad_dsec.dev.processes import record_of
 from tests.kit.abilities import needs
 from tests.kit.devstack import DevStack, processes_naming
 
@@ -68,7 +69,7 @@ def test_a_killed_supervisor_is_taken_over_with_its_sandboxes(stack):
     after = stack.state()
     assert after["endpoint"] == before["endpoint"], "clients of before must still find it"
     assert after["children"]["node"]["pid"] != before["children"]["node"]["pid"]
-    assert not os.path.exists(f"/proc/{before['children']['node']['pid']}")
+    assert record_of(before["children"]["node"]["pid"]) is None, "a zombie is ended: who reaps is not ours"
     assert stack.dsec("sandbox", "exec", sandbox, "--", "echo", "alive").stdout == b"alive\n"
 
 
