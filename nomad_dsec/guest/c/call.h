@@ -23,6 +23,7 @@
 #define CALL_WORK "/tmp/work"
 #define CALL_WORDS_MAX 8192u
 #define CALL_FILES_MAX 1024u
+#define CALL_NAME_ROOM 4096u /* of a file's name, its end included */
 
 enum call_type { CALL_SETUP = 1, CALL_RUN = 2, CALL_CANCEL = 3 };
 
@@ -97,6 +98,12 @@ void bytes_free(struct bytes *b);
 /* call.c */
 int lane_serve(const struct init_options *o); /* until the node closes its end */
 uint64_t call_now_us(void);
+
+/* call_parse.c */
+bool call_parse(struct call *c, const uint8_t *at, size_t size, const int *fds, int count); /* false: it is none */
+bool call_next_file(const struct call *c, const uint8_t **at, struct call_file *f, const uint8_t **name,
+		    const uint8_t **data); /* from files_at on; false: it is not what its header says */
+void call_free(struct call *c, int *fds, int count);
 
 /* call_slot.c */
 bool slot_make(struct call_slot *s, uint64_t disk_bytes); /* false: errno */

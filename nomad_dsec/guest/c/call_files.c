@@ -83,24 +83,17 @@ static int put_one(int dir, char *name, uint32_t mode, const uint8_t *data, uint
 
 int files_put(int dir, const struct call *c)
 {
-	const uint8_t *at = c->files_at;
+	const uint8_t *at = c->files_at, *from, *data;
 	for (uint32_t i = 0; i < c->r.filec; i++) {
 		struct call_file f;
-		char name[4096];
-		if ((size_t)(c->end - at) < sizeof f)
+		char name[CALL_NAME_ROOM];
+		if (!call_next_file(c, &at, &f, &from, &data))
 			return EPROTO;
-		memcpy(&f, at, sizeof f);
-		at += sizeof f;
-		if (f.name_bytes == 0 || f.name_bytes >= sizeof name || (size_t)(c->end - at) < f.name_bytes ||
-		    (uint64_t)(c->end - at) - f.name_bytes < f.size)
-			return EPROTO;
-		memcpy(name, at, f.name_bytes);
+		memcpy(name, from, f.name_bytes);
 		name[f.name_bytes] = 0;
-		at += f.name_bytes;
-		int error = put_one(dir, name, f.mode, at, f.size);
+		int error = put_one(dir, name, f.mode, data, f.size);
 		if (error)
 			return error;
-		at += f.size;
 	}
 	return 0;
 }
