@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Value = str | int | float | bool | list[str]
+SHARED = ("consul", "nomad", "vault", "log")  # sections that several processes read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +53,24 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The command-line flag of the process whose section this is."""
-        return "--" + self.name.replace("_", "-")
+        """The command-line flag; a section that several processes read gives it its name."""
+        return "--" + (self.key.replace(".", "-") if self.section in SHARED else self.name).replace("_", "-")
 
 
 def _s(key: str, kind: type, default: Value, help_text: str, **more: Any) -> Setting:
     return Setting(key=key, kind=kind, default=default, help=help_text, **more)
+
+
+def _server(section: str, program: str, default_port: int) -> tuple[Setting, ...]:
+    """How to reach one server of the cluster; off while the address is empty."""
+    return (
+        _s(f"{section}.address", str, "", f"{program}: http(s)://host[:{default_port}]; empty: without it"),
+        _s(f"{section}.token", str, "", "its token, or where that is: file:/path, env:NAME", secret=True),
+        _s(f"{section}.ca_file", str, "", "certificates to trust; empty: those of the system"),
+        _s(f"{section}.cert_file", str, "", "our own certificate, where it asks for one"),
+        _s(f"{section}.key_file", str, "", "the key of our certificate"),
+        _s(f"{section}.verify", bool, True, "false: trust any certificate (tests on one machine only)"),
+    )
 
 
 TABLE: tuple[Setting, ...] = (
@@ -66,6 +79,7 @@ TABLE: tuple[Setting, ...] = (
     _s("node.images", str, "", "image store directory; default: <data>/../images"),
     _s("node.host", str, "127.0.0.1", "address to listen on"),
     _s("node.port", int, 0, "port to listen on; 0 picks a free one", minimum=0, maximum=65535),
+    _s("node.advertise", str, "", "host or host:port that Consul tells gateways; default: where it listens"),
     _s("node.token", str, "", "token that the gateway must show; default: made and kept in <data>/token", secret=True),
     _s("node.backends", list, ["container"], "backends to offer"),
     _s("node.launcher", str, "native", "container launcher: native or oci:<runtime>"),
@@ -96,13 +110,34 @@ TABLE: tuple[Setting, ...] = (
     _s("gateway.data", str, "/var/lib/dsec/gateway", "directory of the database"),
     _s("gateway.host", str, "127.0.0.1", "address to listen on"),
     _s("gateway.port", int, 8642, "port to listen on; 0 picks a free one", minimum=0, maximum=65535),
+    _s("gateway.advertise", str, "", "host or host:port that Consul tells clients; default: where it listens"),
     _s("gateway.nodes", list, [], "node endpoints: unix:/path, or http://host:port#token"),
+    _s(
+        "gateway.node_token",
+        str,
+        "",
+        "token of the nodes that Consul tells of, or where it is: file:/path, env:NAME, vault:mount/path#key; "
+        "{node} in it is the node's id",
+        secret=True,
+    ),
     _s("gateway.admin_key", str, "", "key of the admin namespace; default: made and kept in the database", secret=True),
     _s("gateway.create_inflight_max", int, 4096, "creates at once; more get `busy`", minimum=1, maximum=1_000_000),
     _s("gateway.fncall_inflight_max", int, 4096, "stateless calls at once, shared between namespaces", minimum=1),
     _s("gateway.fusion_namespace", str, "", "namespace of SandboxFusion calls without a key; empty: a key is needed"),
     _s("gateway.fusion_image", str, "", "image of SandboxFusion calls that name none; empty: the only one there is"),
     _s("gateway.failpoint", str, "", "for crash tests: the step at which the gateway kills itself"),
+    *_server("consul", "a Consul agent", 8500),
+    _s("consul.ttl_s", float, 15.0, "a check that is not renewed for so long is critical", minimum=1, maximum=600),
+    _s("consul.probe_s", float, 30.0, "each sandbox's PID 1 is asked so often; 0: never", minimum=0, maximum=3600),
+    _s("consul.sandbox_services_max", int, 64, "sandboxes that may be services of their own", minimum=0, maximum=1000),
+    *_server("nomad", "a Nomad agent", 4646),
+    *_server("vault", "a Vault server", 8200),
+    _s("vault.namespace", str, "", "Vault's namespace (its enterprise version)"),
+    _s("vault.role_id", str, "", "log in by AppRole: the role's id"),
+    _s("vault.secret_id", str, "", "log in by AppRole: its secret, or file:/path, env:NAME", secret=True),
+    _s("vault.role", str, "", "log in by a JWT, such as Nomad's workload identity: the role"),
+    _s("vault.jwt_file", str, "", "log in by a JWT: the file that holds it"),
+    _s("vault.jwt_mount", str, "jwt-nomad", "log in by a JWT: where the method is mounted"),
     _s("log.level", str, "info", "debug, info, warning or error", choices=("debug", "info", "warning", "error")),
     _s("log.json", bool, True, "JSON lines; false: text for people"),
 )
@@ -129,8 +164,7 @@ def add_flags(parser: argparse.ArgumentParser, sections: Iterable[str]) -> None:
     parser.add_argument("--config", metavar="FILE", default=None, help="TOML file of settings")
     for row in TABLE:
         if row.section in sections:
-            flag = row.flag if row.section != "log" else "--log-" + row.name
-            parser.add_argument(flag, dest=row.key, default=None, metavar=row.kind.__name__.upper(), help=row.help)
+            parser.add_argument(row.flag, dest=row.key, default=None, metavar=row.kind.__name__.upper(), help=row.help)
 
 
 def load(

@@ -53,6 +53,11 @@ class SecretSource:
             hint="write file:/path, env:NAME or vault:mount/path#key",
         )
 
+    async def close(self) -> None:
+        """Close the connections to Vault."""
+        if self._vault is not None:
+            await self._vault.close()
+
     async def _from_vault(self, rest: str, field: str) -> Secret:
         where, _, key = rest.partition("#")
         mount, _, path = where.partition("/")

@@ -1,0 +1,88 @@
+"""From settings to clients of Consul, Nomad and Vault: addresses, TLS files, and tokens by reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from libdsec.errors import UsageError
+
+from nomad_dsec.cluster.secrets import SecretSource
+from nomad_dsec.cluster.settings import Endpoint, Tls, parse_endpoint
+from nomad_dsec.cluster.vault import Login, VaultClient
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nomad_dsec.config import Settings
+
+DEFAULT_PORTS = {"consul": 8500, "nomad": 4646, "vault": 8200}
+_REFERENCES = ("file:", "env:", "vault:")
+
+
+def is_reference(text: str) -> bool:
+    """Whether a setting says where the secret is, instead of being it."""
+    return text.startswith(_REFERENCES)
+
+
+async def resolve(source: SecretSource, text: str, *, field: str) -> str:
+    """The secret itself when `text` is a reference, else `text`. Raises what SecretSource.resolve does."""
+    return await source.resolve(text, field=field) if is_reference(text) else text
+
+
+async def endpoint_of(settings: Settings, section: str, source: SecretSource) -> Endpoint | None:
+    """How to reach the server of this section, None when its address is empty.
+
+    UsageError names the setting; NotFoundError, DeniedError when its token can't be had.
+    """
+    address = settings[f"{section}.address"]
+    if not address:
+        return None
+    token = await resolve(source, settings[f"{section}.token"], field=f"{section}.token")
+    return parse_endpoint(
+        address,
+        default_port=DEFAULT_PORTS[section],
+        token=token,
+        tls=tls_of(settings, section),
+        key=f"{section}.address",
+    )
+
+
+def tls_of(settings: Settings, section: str) -> Tls:
+    """The TLS files of a section; UsageError names one that is not there, or a pair of which one half is missing."""
+    paths = {name: settings[f"{section}.{name}"] for name in ("ca_file", "cert_file", "key_file")}
+    for name, path in paths.items():
+        if path and not Path(path).is_file():
+            raise UsageError("bad_config", f"there is no file {path}", field=f"{section}.{name}", hint="check the path")
+    if bool(paths["cert_file"]) != bool(paths["key_file"]):
+        missing = "key_file" if paths["cert_file"] else "cert_file"
+        raise UsageError(
+            "bad_config", "a certificate and its key go together", field=f"{section}.{missing}", hint="set both"
+        )
+    return Tls(**paths, verify=settings[f"{section}.verify"])
+
+
+async def open_secrets(settings: Settings, *, environ: Mapping[str, str] | None = None) -> SecretSource:
+    """The source of secrets, with Vault where it is configured. Vault's own credentials are files or environment.
+
+    Close its Vault client by `close()` when done.
+    """
+    plain = SecretSource(environ=environ)
+    endpoint = await endpoint_of(settings, "vault", plain)
+    if endpoint is None:
+        return plain
+    endpoint = replace(endpoint, namespace=settings["vault.namespace"])
+    return SecretSource(vault=VaultClient(endpoint, await _login_of(settings, endpoint, plain)), environ=environ)
+
+
+async def _login_of(settings: Settings, endpoint: Endpoint, plain: SecretSource) -> Login:
+    jwt_file = settings["vault.jwt_file"]
+    return Login(
+        token=endpoint.token,
+        role_id=settings["vault.role_id"],
+        secret_id=await resolve(plain, settings["vault.secret_id"], field="vault.secret_id"),
+        role=settings["vault.role"],
+        jwt_file=Path(jwt_file) if jwt_file else None,
+        jwt_mount=settings["vault.jwt_mount"],
+    )
