@@ -27,10 +27,10 @@ class StoreError(ImageError):
     """A store did not do what it was asked.
 
     Attributes:
-        code: ``not_found``, ``denied`` (credentials), ``unavailable`` (no connection, 5xx), ``throttled`` (told to wait),
-            ``deadline``, ``short`` (fewer bytes than promised), ``bad_reply`` (against the protocol), ``corrupt``
-            (a digest differs), ``unsupported``, ``no_space``, ``too_large``, ``bad_store`` (the store's URL),
-            ``bad_name``, ``tool_missing``, ``syscall``.
+        code: ``not_found``, ``denied`` (credentials), ``unavailable`` (no connection, 5xx), ``throttled`` (told to
+            wait), ``deadline``, ``short`` (fewer bytes than promised), ``bad_reply`` (against the protocol),
+            ``corrupt`` (a digest differs), ``unsupported``, ``no_space``, ``too_large``, ``bad_store`` (its URL),
+            ``bad_name``, ``tool_missing``.
         retryable: the same request may succeed later.
         retry_after_s: how long the store asked to wait, or None when it said nothing.
     """
@@ -94,7 +94,7 @@ class Store(Protocol):
         """
 
     def delete(self, digest: str, *, deadline: float) -> None:
-        """Remove an object; one that is not there is no error. Whether an image still needs it is the caller's matter."""
+        """Remove an object; one that is not there is no error. The caller knows that no image needs it."""
 
     def put_image(self, image: str, manifest: bytes, objects: Sequence[StoredObject], *, deadline: float) -> None:
         """Publish an image manifest under the image's digest, when all its objects are there. Idempotent."""
