@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
 from libdsec.errors import DeadlineExceeded, DeniedError, DsecError, ErrorBody, PlatformError, UsageError
 
 from nomad_dsec.ids import new_request_id
@@ -183,6 +185,47 @@ def _check_encoding(request: web.Request) -> None:
         )
 
 
+class _Connection(RequestHandler):
+    """One connection, which answers in JSON also to what is no HTTP request; aiohttp would in plain text."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if not isinstance(exc, HttpProcessingError) or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        # The first line says what is wrong; those below it repeat what was sent, which may hold a key.
+        said = (message or exc.message or "it can't be read").splitlines()[0][:200].rstrip(": ")
+        reply = error_reply(UsageError("bad_http", f"this is no HTTP request: {said}", hint="speak HTTP/1.1"))
+        reply.set_status(status)
+        reply.force_close()
+        return reply
+
+
+class _Server(web.Server):
+    def __call__(self) -> RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Runner(web.AppRunner):
+    __slots__ = ()
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        return _Server(
+            made.request_handler,
+            request_factory=made.request_factory,
+            handler_cancellation=made.handler_cancellation,
+            loop=made._loop,
+            **made._kwargs,
+        )
+
+
 @dataclass(slots=True)
 class Running:
     """A listening server."""
@@ -199,7 +242,7 @@ class Running:
 
 async def listen_tcp(app: web.Application, host: str, port: int, *, shutdown_s: float = 2.0) -> Running:
     """Serve on host:port (0 picks a free one); the address is `http://host:port`."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_s, handler_cancellation=True)
+    runner = _Runner(app, access_log=None, shutdown_timeout=shutdown_s, handler_cancellation=True)
     await runner.setup()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -217,7 +260,7 @@ async def listen_tcp(app: web.Application, host: str, port: int, *, shutdown_s: 
 
 async def listen_unix(app: web.Application, path: Path, *, shutdown_s: float = 2.0) -> Running:
     """Serve on a Unix socket that only this user may open."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_s, handler_cancellation=True)
+    runner = _Runner(app, access_log=None, shutdown_timeout=shutdown_s, handler_cancellation=True)
     await runner.setup()
     path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

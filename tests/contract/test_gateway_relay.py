@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import os
 
 import aiohttp
@@ -68,7 +69,12 @@ async def test_raw_bytes_in_a_request_line_go_no_further(admin, box, node):
     writer.write(f"Authorization: Bearer {ADMIN}\r\nConnection: close\r\n\r\n".encode())
     reply = await asyncio.wait_for(reader.read(), 8)
     writer.close()
-    assert reply.split(b"\r\n")[0].endswith(b" 400 Bad Request")
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert head.split(b"\r\n")[0].endswith(b" 400 Bad Request")
+    assert b"\r\nContent-Type: application/json" in head
+    told = json.loads(body)["error"]
+    assert (told["kind"], told["code"]) == ("usage", "bad_http")
+    assert ADMIN not in body.decode()
     assert node.calls["GET /v1/sandboxes/{id}/files"] == 0
 
 
