@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from libdsec.errors import UsageError
 
-from nomad_dsec.cluster.secrets import SecretSource
+from nomad_dsec.cluster.secrets import SecretSource, is_reference
 from nomad_dsec.cluster.settings import Endpoint, Tls, parse_endpoint
 from nomad_dsec.cluster.vault import Login, VaultClient
 
@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from nomad_dsec.config import Settings
 
 DEFAULT_PORTS = {"consul": 8500, "nomad": 4646, "vault": 8200}
-_REFERENCES = ("file:", "env:", "vault:")
-
-
-def is_reference(text: str) -> bool:
-    """Whether a setting says where the secret is, instead of being it."""
-    return text.startswith(_REFERENCES)
 
 
 async def resolve(source: SecretSource, text: str, *, field: str) -> str:
@@ -77,9 +71,11 @@ async def open_secrets(settings: Settings, *, environ: Mapping[str, str] | None 
 
 
 async def _login_of(settings: Settings, endpoint: Endpoint, plain: SecretSource) -> Login:
-    jwt_file = settings["vault.jwt_file"]
+    jwt_file, token = settings["vault.jwt_file"], settings["vault.token"]
+    token_file = Path(token.removeprefix("file:")) if token.startswith("file:") else None
     return Login(
-        token=endpoint.token,
+        token="" if token_file is not None else endpoint.token,
+        token_file=token_file,
         role_id=settings["vault.role_id"],
         secret_id=await resolve(plain, settings["vault.secret_id"], field="vault.secret_id"),
         role=settings["vault.role"],

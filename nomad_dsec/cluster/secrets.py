@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from nomad_dsec.cluster.vault import VaultClient
 
 SECRET_BYTES = 1024 * 1024
+_REFERENCES = ("file:", "env:", "vault:")
+
+
+def is_reference(text: str) -> bool:
+    """Whether a setting says where the secret is, instead of being it."""
+    return text.startswith(_REFERENCES)
 
 
 class Secret(str):
@@ -53,6 +59,11 @@ class SecretSource:
             hint="write file:/path, env:NAME or vault:mount/path#key",
         )
 
+    async def keep_forever(self) -> None:
+        """Keep Vault's token alive; returns at once where there is no Vault."""
+        if self._vault is not None:
+            await self._vault.keep_token()
+
     async def close(self) -> None:
         """Close the connections to Vault."""
         if self._vault is not None:
@@ -63,6 +74,10 @@ class SecretSource:
         mount, _, path = where.partition("/")
         if not (mount and path and key):
             raise UsageError("bad_secret_reference", f"vault:{where} is incomplete", field=field, hint="mount/path#key")
+        if any(part in ("", ".", "..") for part in where.split("/")):  # HTTP clients resolve them, and land elsewhere
+            raise UsageError(
+                "bad_secret_reference", f"vault:{where} is no plain path", field=field, hint="mount/path#key"
+            )
         if self._vault is None:
             raise UsageError("no_vault", "no Vault is configured", field=field, hint="set vault.address")
         values = await self._vault.read(mount, path)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import uvloop
 from libdsec.errors import DsecError, UsageError
 
+from nomad_dsec.cluster.references import resolve_settings
 from nomad_dsec.config import add_flags, from_args
 from nomad_dsec.gateway.keys import check_namespace
 from nomad_dsec.gateway.server import ADMIN_KEY_FILE, Gateway, GatewayOptions, static_source
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="dsec gateway run", description="Run the gateway.")
     add_flags(parser, ("gateway", "log"))
     try:
-        settings = from_args(parser.parse_args(argv))
+        settings = resolve_settings(from_args(parser.parse_args(argv)), "gateway")
         setup_logging(level=settings["log.level"], json_lines=settings["log.json"])
         options = options_of(settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -17,6 +17,7 @@ import uvloop
 from libdsec.errors import DsecError, UsageError
 
 from nomad_dsec import config
+from nomad_dsec.cluster.references import resolve_settings
 from nomad_dsec.ids import check_node
 from nomad_dsec.log import get_log, setup_logging
 from nomad_dsec.node.assemble import Assembled, assemble, build_node, open_data
@@ -155,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     args: dict[str, Any] = vars(parser().parse_args(argv))
     kill_on_exit = bool(args.pop("kill_on_exit"))
     try:
-        settings = config.from_args(argparse.Namespace(**args))
+        settings = resolve_settings(config.from_args(argparse.Namespace(**args)), "node")
         setup_logging(level=settings["log.level"], json_lines=settings["log.json"])
         raise_file_limit()
         uvloop.run(run(settings, kill_on_exit=kill_on_exit))
