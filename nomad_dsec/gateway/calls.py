@@ -27,7 +27,7 @@ from libdsec.wire_fncall import (
     LanguageList,
 )
 
-from nomad_dsec.gateway.clients import MAX_ERROR_BYTES, error_of, payload
+from nomad_dsec.gateway.clients import MAX_ERROR_BYTES, error_of
 from nomad_dsec.httpd import DECODE_ERRORS, JSON_TYPE, usage_from_decode
 from nomad_dsec.log import get_log
 from nomad_dsec.placement.calls import rank_nodes
@@ -201,7 +201,7 @@ class Calls:
         try:
             async with (
                 asyncio.timeout(call.longest_s),
-                client.open("POST", call.path, data=payload(call.body), headers=headers) as reply,
+                client.open("POST", call.path, data=call.body, headers=headers) as reply,
             ):
                 if reply.status >= 400:
                     raise error_of(await client.read(reply, MAX_ERROR_BYTES), reply.status, client.endpoint.name)

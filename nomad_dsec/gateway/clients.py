@@ -11,10 +11,14 @@ import asyncio
 import io
 import socket
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
+from libdsec._http1 import Broken, Connection, Reply, TooLarge, connect
+from libdsec._http1_parse import Malformed
+from libdsec._http1_pool import Pool
 from libdsec.errors import DeadlineExceeded, DsecError, ErrorBody, PlatformError, ProtocolError, error_from_body
 from yarl import URL
 
@@ -31,6 +35,8 @@ RETRY_AFTER_S = 1.0
 WS_MESSAGE_BYTES = 4 * 1024 * 1024
 _ONE_GO_BYTES = 512 * 1024
 _JSON = {"Content-Type": "application/json"}
+_NONE: dict[str, str] = {}
+_TWICE = frozenset({"GET", "DELETE"})  # sent again when a kept connection turns out to be closed
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
 _KEEPALIVE = (  # a host that vanished without a word is noticed within half a minute: tcp(7)
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -38,7 +44,6 @@ _KEEPALIVE = (  # a host that vanished without a word is noticed within half a m
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
 
 
@@ -61,10 +66,29 @@ class NodeClient:
         self._base = endpoint.url or "http://node"
         self._headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
         self._session: aiohttp.ClientSession | None = None
+        self._pool: Pool | None = None
+
+    @property
+    def pool(self) -> Pool:
+        """For whole requests, made at first use."""
+        if self._pool is None or self._pool.closed:
+            host = urlsplit(self._base).netloc
+            self._pool = Pool(self._connect, host=host, headers=self._headers, limit=0, idle_s=IDLE_CONNECTION_S)
+        return self._pool
+
+    async def _connect(self) -> Connection:
+        where = urlsplit(self._base)
+        return await connect(
+            where.hostname or "",
+            where.port or 80,
+            unix_path=self.endpoint.unix_path,
+            timeout_s=CONNECT_TIMEOUT_S,
+            options=_KEEPALIVE,
+        )
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The pool, made at first use."""
+        """For WebSockets and bodies in pieces, made at first use."""
         if self._session is None or self._session.closed:
             self._session = aiohttp.ClientSession(
                 connector=_connector(self.endpoint),
@@ -78,29 +102,58 @@ class NodeClient:
 
     async def close(self) -> None:
         """Cut every connection; waiting calls end with node_unreachable."""
+        if self._pool is not None:
+            self._pool.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     @asynccontextmanager
     async def open(
-        self, method: str, path: str, *, data: Any = None, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        self, method: str, path: str, *, data: Any = None, headers: Mapping[str, str] = _NONE
+    ) -> AsyncIterator[NodeReply]:
         """One raw exchange; path is already quoted. Leaving by an error cuts the connection."""
-        url = URL(self._base + path, encoded=True)
         try:
-            async with self.session.request(method, url, data=data, headers=headers, allow_redirects=False) as reply:
-                if reply.status == 401:
-                    raise PlatformError(
-                        "node_refused_gateway",
-                        f"node {self.endpoint.name} does not accept the gateway's token",
-                        hint="put the node's token into gateway.nodes",
-                    )
-                yield reply
+            if data is None or (isinstance(data, bytes) and len(data) <= _ONE_GO_BYTES):
+                reply = await self._ask(method, path, data, headers)
+                try:
+                    self._check(reply.status)
+                    yield reply
+                finally:
+                    self.pool.release(reply)
+            else:
+                async with self._stream(method, path, data, headers) as streamed:
+                    self._check(streamed.status)
+                    yield streamed
         except Cut:
             raise
-        except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
+        except (Broken, Malformed, aiohttp.ClientError, ConnectionError, RuntimeError) as error:
             raise self.fault(error) from error
+
+    async def _ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
+        try:
+            return await self.pool.request(method, path, body, headers)
+        except Broken as broken:
+            if not broken.sent or not broken.reused or method not in _TWICE:
+                raise
+        return await self.pool.request(method, path, body, headers)
+
+    @asynccontextmanager
+    async def _stream(
+        self, method: str, path: str, data: Any, headers: Mapping[str, str]
+    ) -> AsyncIterator[_StreamedReply]:
+        url = URL(self._base + path, encoded=True)
+        body = io.BytesIO(data) if isinstance(data, bytes) else data  # aiohttp sends a file object in turns
+        async with self.session.request(method, url, data=body, headers=headers, allow_redirects=False) as reply:
+            yield _StreamedReply(reply)
+
+    def _check(self, status: int) -> None:
+        if status == 401:
+            raise PlatformError(
+                "node_refused_gateway",
+                f"node {self.endpoint.name} does not accept the gateway's token",
+                hint="put the node's token into gateway.nodes",
+            )
 
     @asynccontextmanager
     async def websocket(self, path: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
@@ -137,11 +190,11 @@ class NodeClient:
     async def call_with_headers(
         self, method: str, path: str, kind: type[T], *, body: bytes | None = None, timeout_s: float, max_bytes: int
     ) -> tuple[T, Mapping[str, str]]:
-        """The same, with the reply's headers."""
+        """The same, with the reply's headers by lower-case name."""
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self.open(method, path, data=payload(body), headers=_JSON if body is not None else None) as reply,
+                self.open(method, path, data=body, headers=_JSON if body is not None else _NONE) as reply,
             ):
                 if reply.status >= 400:
                     raise error_of(await self.read(reply, MAX_ERROR_BYTES), reply.status, self.endpoint.name)
@@ -157,17 +210,12 @@ class NodeClient:
             ) from late
         return self.decode(raw, kind), headers
 
-    async def read(self, reply: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    async def read(self, reply: NodeReply, max_bytes: int) -> bytes:
         """The whole body, or ProtocolError when it is larger than anything we asked for."""
-        if reply.content_length is not None and reply.content_length > max_bytes:
-            raise self._strange(f"a reply of {reply.content_length} bytes where at most {max_bytes} make sense")
-        parts, size = [], 0
-        async for chunk in reply.content.iter_any():
-            size += len(chunk)
-            if size > max_bytes:
-                raise self._strange(f"a reply of more than {max_bytes} bytes")
-            parts.append(chunk)
-        return b"".join(parts)
+        try:
+            return await reply.read(max_bytes)
+        except TooLarge as error:
+            raise self._strange(str(error)) from error
 
     def decode(self, raw: bytes, kind: type[T]) -> T:
         """Typed JSON of a node; ProtocolError when it is not."""
@@ -182,7 +230,7 @@ class NodeClient:
             return error.__cause__
         if isinstance(error, aiohttp.ClientResponseError | aiohttp.http_exceptions.HttpProcessingError | ValueError):
             return self._strange(str(error)[:300])
-        sent = not isinstance(error, aiohttp.ClientConnectorError)
+        sent = error.sent if isinstance(error, Broken) else not isinstance(error, aiohttp.ClientConnectorError)
         why = str(error)[:300] or type(error).__name__
         return PlatformError(
             "node_unreachable",
@@ -196,9 +244,55 @@ class NodeClient:
         return ProtocolError("bad_node_reply", f"node {self.endpoint.name} broke the protocol: {what}")
 
 
-def payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    """Aiohttp sends bytes in one go and warns when they are many; from a file object it sends them in turns."""
-    return io.BytesIO(body) if body is not None and len(body) > _ONE_GO_BYTES else body
+class NodeReply(Protocol):
+    """What a node answered: Reply of libdsec._http1, whatever carried it."""
+
+    @property
+    def status(self) -> int:
+        """Its status code."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """By lower-case name."""
+        ...
+
+    @property
+    def content_length(self) -> int | None:
+        """Length of the body when it was told before."""
+        ...
+
+    async def read(self, most: int) -> bytes:
+        """The whole body; TooLarge when it has more than `most` bytes."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes."""
+        ...
+
+
+class _StreamedReply:
+    """A NodeReply to a body that was sent in pieces, by aiohttp."""
+
+    def __init__(self, reply: aiohttp.ClientResponse) -> None:
+        self._reply = reply
+        self.status = reply.status
+        self.headers = {name.lower(): value for name, value in reply.headers.items()}
+        self.content_length = reply.content_length
+
+    async def read(self, most: int) -> bytes:
+        """See NodeReply."""
+        parts, size = [], 0
+        async for chunk in self.chunks():
+            size += len(chunk)
+            if size > most:
+                raise TooLarge(f"a reply of more than {most} bytes")
+            parts.append(chunk)
+        return b"".join(parts)
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """See NodeReply."""
+        return self._reply.content.iter_any()
 
 
 def error_of(raw: bytes, status: int, name: str) -> DsecError:

@@ -32,7 +32,7 @@ log = get_log(__name__)
 MAX_INFO_BYTES = 8 * 1024 * 1024
 MAX_LIST_BYTES = 256 * 1024 * 1024
 LIST_TIMEOUT_S = 30.0
-NODE_HEADER = "X-Dsec-Node"
+NODE_HEADER = "x-dsec-node"
 
 
 class Standing(enum.Enum):

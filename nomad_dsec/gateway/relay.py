@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from nomad_dsec.gateway.clients import NodeClient
+    from nomad_dsec.gateway.clients import NodeClient, NodeReply
     from nomad_dsec.gateway.metrics import GatewayMetrics
 
 SMALL_BYTES = 64 * 1024  # bodies up to this are moved in one piece, which is the exec fast path
 _REQUEST_HEADERS = ("Content-Type",)
 _REPLY_HEADERS = ("Content-Type", "Retry-After", "Content-Disposition", "Last-Modified")
-_OUR_PREFIX = "X-Dsec-"
-_NODE_ONLY = "X-Dsec-Node"
+_OUR_PREFIX = "x-dsec-"
+_NODE_ONLY = "x-dsec-node"
 
 
 async def relay_http(
@@ -55,11 +55,12 @@ async def relay_http(
 
 
 async def _send_back(
-    request: web.Request, reply: aiohttp.ClientResponse, client: NodeClient, metrics: GatewayMetrics
+    request: web.Request, reply: NodeReply, client: NodeClient, metrics: GatewayMetrics
 ) -> web.StreamResponse:
-    headers = {name: reply.headers[name] for name in _REPLY_HEADERS if name in reply.headers}
+    given = reply.headers
+    headers = {name: given[name.lower()] for name in _REPLY_HEADERS if name.lower() in given}
     headers.update(
-        (name, value) for name, value in reply.headers.items() if name.startswith(_OUR_PREFIX) and name != _NODE_ONLY
+        (name.title(), value) for name, value in given.items() if name.startswith(_OUR_PREFIX) and name != _NODE_ONLY
     )
     length = reply.content_length
     if length is not None and length <= SMALL_BYTES and request.method != "HEAD":
@@ -69,7 +70,7 @@ async def _send_back(
         response.content_length = length
     try:
         await response.prepare(request)
-        async for chunk in reply.content.iter_any():
+        async for chunk in reply.chunks():
             await response.write(chunk)
         await response.write_eof()
     except BaseException as error:
