@@ -6,6 +6,7 @@ Pure: no file of the host is touched here. Hard links are one `Node` under sever
 from __future__ import annotations
 
 import stat
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -75,6 +76,38 @@ class _BytesReader:
 
 
 EMPTY = BytesContent(b"")
+
+HOLE = 0xFFFFFFFF
+"""In a chunk map: no block, reads as zeros (``EROFS_NULL_ADDR``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredContent:
+    """A file body in a layer's blob: in one piece from block `start` on, or in the chunks of `chunks`.
+
+    `blob` is the blob's digest, blocks are of 4 KiB and counted from the blob's start. `chunks` holds one block number
+    (or `HOLE`) for each ``4096 << chunk_bits`` bytes of the file; empty means one piece.
+    """
+
+    blob: str
+    size: int
+    start: int = 0
+    chunk_bits: int = 0
+    chunks: array[int] = field(default_factory=lambda: array("I"))
+
+    @property
+    def extents(self) -> tuple[Extent, ...] | None:
+        """Data runs by whole chunks, None for a file in one piece."""
+        if not self.chunks:
+            return None
+        step = 4096 << self.chunk_bits
+        return tuple(
+            (index * step, min(step, self.size - index * step)) for index, at in enumerate(self.chunks) if at != HOLE
+        )
+
+    def open(self) -> ContentReader:
+        """Refused: the tree knows where the bytes are, and has no blob to read them from."""
+        raise ImageError("unsupported", f"data of blob {self.blob} can't be read through a tree", "mount the image")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

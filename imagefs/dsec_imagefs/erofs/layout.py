@@ -1,29 +1,33 @@
 """Plan an EROFS image from a tree: inode numbers, block addresses, all metadata bytes. Pure; no data is read.
 
-Layout: block 0 holds the superblock, then the inode table, then whole directory blocks and long link targets, then
-file data, each file on a block boundary and never tail-packed (so that DAX and later block fetching work). Equal trees
-give equal bytes: names are sorted, times are the tree's, the UUID is cut from the metadata's own hash.
+Layout: block 0 holds the superblock, the device table follows it, then the inode table, the shared attributes, whole
+directory blocks and long link targets, then file data that is not in a blob, each file on a block boundary and never
+tail-packed (so that DAX and fetching by blocks work). Equal trees give equal bytes: names are sorted, times are the
+tree's, the UUID is cut from the metadata's own hash.
 """
 
 from __future__ import annotations
 
 import hashlib
 import stat
-import struct
-from collections import deque
+import sys
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.erofs import ondisk, xattr
-from dsec_imagefs.erofs.directory import FILE_TYPES, cut_blocks, pack_block
+from dsec_imagefs.erofs.device import MAX_DEVICES, SLOT_OFFSET, TABLE_AT, Device, pack_devices, place_devices
+from dsec_imagefs.erofs.directory import FILE_TYPES, pack_block
+from dsec_imagefs.erofs.inode import plan_inodes
 from dsec_imagefs.erofs.ondisk import BLOCK, SLOT, blocks_of
-from dsec_imagefs.errors import ImageError, show_name
+from dsec_imagefs.errors import ImageError
+from dsec_imagefs.tree import HOLE, StoredContent
 
 if TYPE_CHECKING:
-    from dsec_imagefs.tree import Content, Node
+    from collections.abc import Mapping, Sequence
 
-MIN_HOLE_BYTES = 128 * 1024  # fewer zeros than this are written out: a chunk map would not pay
-MAX_CHUNKS = 1 << 18  # a hole map of at most 1 MiB; larger files take larger chunks
+    from dsec_imagefs.erofs.inode import PlannedInode
+    from dsec_imagefs.tree import Content, Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,171 +42,79 @@ class FileRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A planned image: metadata to write first, then the runs in this order, without gaps."""
+    """A planned image: metadata to write first, then the runs in this order, without gaps; `devices` lie outside."""
 
     metadata: bytes
     runs: tuple[FileRun, ...]
     blocks: int
     inodes: int
+    devices: tuple[Device, ...] = ()
 
     @property
     def size_bytes(self) -> int:
-        """Length of the whole image."""
+        """Length of the whole image, without its devices."""
         return self.blocks * BLOCK
 
 
-@dataclass(slots=True, eq=False)
-class _Inode:
-    node: Node
-    path: tuple[_Inode | None, bytes]
-    number: int
-    nlink: int = 0
-    parent: _Inode | None = None
-    names: tuple[bytes, ...] = ()
-    cuts: tuple[tuple[int, int, int], ...] = ()
-    xattrs: bytes = b""
-    size: int = 0
-    format: int = ondisk.EROFS_INODE_FLAT_PLAIN
-    u: int = 0
-    tail: int = 0
-    chunk_bits: int = 0
-    chunks: tuple[bool, ...] = ()
-    at: int = 0
-
-    @property
-    def nid(self) -> int:
-        return self.at // SLOT
-
-    @property
-    def fixed(self) -> int:
-        return ondisk.INODE_EXTENDED.size + len(self.xattrs)
-
-    def show(self) -> str:
-        parts: list[bytes] = []
-        here: _Inode | None = self
-        while here is not None and here.path[0] is not None:
-            parts.append(here.path[1])
-            here = here.path[0]
-        return "/" + show_name(b"/".join(reversed(parts)))
-
-
-def plan_layout(root: Node) -> Layout:
+def plan_layout(
+    root: Node, *, blobs: Sequence[tuple[str, int]] = (), numbers: Mapping[int, int] | None = None
+) -> Layout:
     """Plan the image of a tree.
+
+    Args:
+        root: the tree; every `StoredContent` in it lies in one of the blobs.
+        blobs: digest and length in blocks of each device, in the order they are to be mounted.
+        numbers: `id` of a node -> what to record as its ``i_ino`` (0 for nodes not in it), which only our own reader
+            looks at; without it, inodes are counted from 1.
 
     Raises:
         ImageError: ``unsupported`` for what EROFS can't hold (long names, huge xattrs, odd device numbers), naming
             the path; ``too_large`` above 16 TiB.
     """
-    inodes = _number(root)
-    end = _place_slots(inodes)
-    meta_blocks = blocks_of(end)
-    next_block = _place_directory_blocks(inodes, meta_blocks)
+    if len(blobs) > MAX_DEVICES:
+        raise ImageError("too_large", f"{len(blobs)} blobs under one image, the limit is {MAX_DEVICES}")
+    inodes, area = plan_inodes(root)
+    start = TABLE_AT + ondisk.DEVICE_SLOT.size * len(blobs)
+    xattr_block = blocks_of(_place_slots(inodes, start + -start % BLOCK))
+    next_block = _place_directory_blocks(inodes, xattr_block + blocks_of(len(area)))
     table = bytearray(next_block * BLOCK)
+    table[xattr_block * BLOCK : xattr_block * BLOCK + len(area)] = area
     runs: list[FileRun] = []
-    next_block = _place_data(inodes, next_block, table, runs)
-    if next_block > ondisk.MAX_BLOCKS:
-        raise ImageError("too_large", f"the tree needs {next_block} blocks of 4 KiB and EROFS addresses 2^32")
+    next_block = _place_own_data(inodes, next_block, runs)
+    devices = place_devices(blobs, next_block)
+    end = devices[-1].uniaddr + devices[-1].blocks if devices else next_block
+    if end > ondisk.MAX_BLOCKS:
+        raise ImageError("too_large", f"the tree needs {end} blocks of 4 KiB and EROFS addresses 2^32")
+    _place_stored_data(inodes, {device.blob: device for device in devices})
     by_node = {id(inode.node): inode for inode in inodes}
     for inode in inodes:
-        _write_inode(inode, table, by_node)
-    uuid = hashlib.sha256(memoryview(table)[BLOCK:]).digest()[:16]
-    super_block = ondisk.SuperBlock(root_nid=inodes[0].nid, inodes=len(inodes), blocks=next_block, uuid=uuid)
-    first = bytearray(BLOCK)
-    first[ondisk.EROFS_SUPER_OFFSET : ondisk.EROFS_SUPER_OFFSET + 128] = ondisk.pack_super(super_block)
+        number = inode.number if numbers is None else numbers.get(id(inode.node), 0)
+        _write_inode(inode, number, table, by_node)
+    slots = pack_devices(devices)
+    table[TABLE_AT : TABLE_AT + len(slots)] = slots
+    _seal(table, inodes, next_block, xattr_block if area else 0, len(devices))
+    return Layout(
+        metadata=bytes(table), runs=tuple(runs), blocks=next_block, inodes=len(inodes), devices=devices
+    )  # fmt: skip
+
+
+def _seal(table: bytearray, inodes: list[PlannedInode], blocks: int, xattr_block: int, devices: int) -> None:
+    """Write the superblock, last: it holds a hash of all the rest."""
+    features = ondisk.EROFS_FEATURE_INCOMPAT_CHUNKED_FILE
+    if devices:
+        features |= ondisk.EROFS_FEATURE_INCOMPAT_DEVICE_TABLE
+    super_block = ondisk.SuperBlock(
+        root_nid=inodes[0].nid, inodes=len(inodes), blocks=blocks, uuid=hashlib.sha256(table).digest()[:16],
+        xattr_blkaddr=xattr_block, feature_incompat=features, extra_devices=devices,
+        devt_slotoff=SLOT_OFFSET if devices else 0,
+    )  # fmt: skip
+    first = table[:BLOCK]
+    first[ondisk.EROFS_SUPER_OFFSET : TABLE_AT] = ondisk.pack_super(super_block)
     ondisk.seal_first_block(first)
     table[:BLOCK] = first
-    return Layout(metadata=bytes(table), runs=tuple(runs), blocks=next_block, inodes=len(inodes))
 
 
-def _number(root: Node) -> list[_Inode]:
-    """List inodes breadth first, so that the children of a directory lie together; count links."""
-    first = _Inode(root, (None, b""), 1, nlink=2)
-    first.parent = first
-    inodes = [first]
-    seen = {id(root): first}
-    queue = deque([first])
-    while queue:
-        directory = queue.popleft()
-        for name, node in sorted(directory.node.children.items()):
-            known = seen.get(id(node))
-            if known is None:
-                known = _Inode(node, (directory, name), len(inodes) + 1)
-                seen[id(node)] = known
-                inodes.append(known)
-                if node.is_dir:
-                    known.parent, known.nlink = directory, 1
-                    directory.nlink += 1
-                    queue.append(known)
-            elif node.is_dir:
-                raise ImageError("bad_image", f"{known.show()} is a directory under two names")
-            if len(name) > ondisk.EROFS_NAME_LEN or not name or b"/" in name or b"\0" in name:
-                raise ImageError("unsupported", f"{known.show()} has a name no Linux file system takes (1-255 bytes)")
-            known.nlink += 1
-        _shape(directory)
-    for inode in inodes:
-        if not inode.node.is_dir:
-            _shape(inode)
-    return inodes
-
-
-def _shape(inode: _Inode) -> None:
-    """Decide how an inode's data is kept and how much of it stays beside the inode."""
-    node = inode.node
-    try:
-        inode.xattrs = xattr.pack_body(node.xattrs)
-    except ValueError as err:
-        raise ImageError("unsupported", f"extended attributes of {inode.show()} don't fit: {err}") from err
-    if not (0 <= node.uid < 0xFFFFFFFF and 0 <= node.gid < 0xFFFFFFFF):
-        raise ImageError("unsupported", f"{inode.show()} is owned by {node.uid}:{node.gid}; ids end at 4294967294")
-    if not (-(1 << 63) <= node.mtime_s < 1 << 63 and 0 <= node.mtime_ns < 10**9):
-        raise ImageError("unsupported", f"{inode.show()} has a time outside 64 bits of seconds")
-    if node.fmt == stat.S_IFDIR:
-        inode.names = tuple(sorted([b".", b"..", *node.children]))
-        inode.cuts = tuple(cut_blocks(inode.names))
-        inode.size = (len(inode.cuts) - 1) * BLOCK + inode.cuts[-1][2]
-        _choose_inline(inode, inode.cuts[-1][2])
-    elif node.fmt == stat.S_IFLNK:
-        if not 0 < len(node.target) < BLOCK or b"\0" in node.target:
-            raise ImageError("unsupported", f"link target of {inode.show()} has {len(node.target)} bytes, not 1-4095")
-        inode.size = len(node.target)
-        _choose_inline(inode, inode.size)
-    elif node.fmt == stat.S_IFREG:
-        inode.size = node.content.size
-        _choose_chunks(inode, node.content)
-    elif node.fmt in (stat.S_IFCHR, stat.S_IFBLK):
-        major, minor = node.device
-        if not (0 <= major < 1 << 12 and 0 <= minor < 1 << 20):
-            raise ImageError("unsupported", f"device {major}:{minor} of {inode.show()} is out of range")
-        inode.u = ondisk.encode_device(major, minor)
-    elif node.fmt not in FILE_TYPES:
-        raise ImageError("unsupported", f"{inode.show()} is of a kind that EROFS doesn't know")
-
-
-def _choose_inline(inode: _Inode, tail: int) -> None:
-    if inode.fixed + tail <= BLOCK:  # the kernel wants the tail inside one block
-        inode.format, inode.tail = ondisk.EROFS_INODE_FLAT_INLINE, tail
-
-
-def _choose_chunks(inode: _Inode, content: Content) -> None:
-    if content.extents is None:
-        return
-    bits = ondisk.BLOCK_BITS
-    while content.size >> bits >= MAX_CHUNKS:
-        bits += 1
-    if bits - ondisk.BLOCK_BITS > ondisk.EROFS_CHUNK_FORMAT_BLKBITS_MASK:
-        raise ImageError("unsupported", f"{inode.show()} says it has {content.size} bytes, more than a file can")
-    chunks = [False] * -(-content.size >> bits)
-    for offset, length in content.extents:
-        if length:
-            for index in range(offset >> bits, ((offset + length - 1) >> bits) + 1):
-                chunks[index] = True
-    if chunks.count(False) << bits >= MIN_HOLE_BYTES:
-        inode.format, inode.chunks, inode.chunk_bits = ondisk.EROFS_INODE_CHUNK_BASED, tuple(chunks), bits
-        inode.u = bits - ondisk.BLOCK_BITS
-
-
-def _place_slots(inodes: list[_Inode]) -> int:
-    at = BLOCK
+def _place_slots(inodes: list[PlannedInode], at: int) -> int:
     for inode in inodes:
         at += -at % SLOT
         room = BLOCK - at % BLOCK
@@ -210,36 +122,40 @@ def _place_slots(inodes: list[_Inode]) -> int:
         if keep > room:
             at += room
         inode.at = at
-        at += inode.fixed + inode.tail + 4 * len(inode.chunks)
+        at += inode.fixed + inode.tail
+        if inode.chunks:
+            at += 4 * len(inode.chunks)
     if inodes[0].nid > 0xFFFF:
         raise ImageError("unsupported", "the root's inode number does not fit 16 bits")
     return at
 
 
-def _place_directory_blocks(inodes: list[_Inode], block: int) -> int:
+def _place_directory_blocks(inodes: list[PlannedInode], block: int) -> int:
     for inode in inodes:
-        if inode.node.is_dir or inode.node.is_symlink:
+        if inode.node.fmt in (stat.S_IFDIR, stat.S_IFLNK):
             whole = blocks_of(inode.size - inode.tail)
             inode.u = block if whole else 0
             block += whole
     return block
 
 
-def _place_data(inodes: list[_Inode], block: int, table: bytearray, runs: list[FileRun]) -> int:
+def _place_own_data(inodes: list[PlannedInode], block: int, runs: list[FileRun]) -> int:
+    """Give files that are not in a blob their blocks behind the metadata."""
     for inode in inodes:
-        if inode.node.fmt != stat.S_IFREG or not inode.size:
+        content = inode.node.content
+        if inode.node.fmt != stat.S_IFREG or not inode.size or isinstance(content, StoredContent):
             continue
-        content, name = inode.node.content, inode.show()
-        if not inode.chunks:
+        name = inode.show()
+        if inode.plan is None:
             inode.u = block
             runs.append(FileRun(content=content, offset=0, length=inode.size, name=name))
             block += blocks_of(inode.size)
             continue
-        addresses = []
-        for index, present in enumerate(inode.chunks):
-            offset = index << inode.chunk_bits
-            length = min(1 << inode.chunk_bits, inode.size - offset)
-            addresses.append(block if present else ondisk.EROFS_NULL_ADDR)
+        bits = inode.plan.bits
+        for index, present in enumerate(inode.plan.present):
+            offset = index << bits
+            length = min(1 << bits, inode.size - offset)
+            inode.chunks[index] = block if present else HOLE
             if present:
                 last = runs[-1] if runs else None
                 if last is not None and last.content is content and last.offset + last.length == offset:
@@ -247,31 +163,56 @@ def _place_data(inodes: list[_Inode], block: int, table: bytearray, runs: list[F
                 else:
                     runs.append(FileRun(content=content, offset=offset, length=length, name=name))
                 block += blocks_of(length)
-        struct.pack_into(f"<{len(addresses)}I", table, inode.at + inode.fixed, *addresses)
     return block
 
 
-def _write_inode(inode: _Inode, table: bytearray, by_node: dict[int, _Inode]) -> None:
+def _place_stored_data(inodes: list[PlannedInode], devices: Mapping[str, Device]) -> None:
+    """Turn block numbers of a blob into those of the common space."""
+    for inode in inodes:
+        content = inode.node.content
+        if inode.node.fmt != stat.S_IFREG or not inode.size or not isinstance(content, StoredContent):
+            continue
+        device = devices.get(content.blob)
+        if device is None and any(block != HOLE for block in content.chunks or (0,)):
+            raise ImageError("bad_image", f"{inode.show()} lies in the blob {content.blob}, which is not given")
+        base = device.uniaddr if device is not None else 0
+        for index, block in enumerate(content.chunks):
+            inode.chunks[index] = block if block == HOLE else block + base
+        if not content.chunks:
+            inode.u = base + content.start
+
+
+def _write_inode(inode: PlannedInode, number: int, table: bytearray, by_node: dict[int, PlannedInode]) -> None:
     node = inode.node
     ondisk.INODE_EXTENDED.pack_into(
         table, inode.at, 1 | inode.format << 1, xattr.icount_of(inode.xattrs), node.fmt | (node.mode & 0o7777), 0,
-        inode.size, inode.u, inode.number, node.uid, node.gid, node.mtime_s & 0xFFFFFFFFFFFFFFFF, node.mtime_ns,
+        inode.size, inode.u, number, node.uid, node.gid, node.mtime_s & 0xFFFFFFFFFFFFFFFF, node.mtime_ns,
         inode.nlink, bytes(16),
     )  # fmt: skip
     after = inode.at + ondisk.INODE_EXTENDED.size
     table[after : after + len(inode.xattrs)] = inode.xattrs
-    if node.is_symlink:
+    if inode.chunks:
+        at = inode.at + inode.fixed
+        table[at : at + 4 * len(inode.chunks)] = _little_endian(inode.chunks)
+    if node.fmt == stat.S_IFLNK:
         at = inode.at + inode.fixed if inode.tail else inode.u * BLOCK
         table[at : at + inode.size] = node.target
-    elif node.is_dir:
+    elif node.fmt == stat.S_IFDIR:
         _write_directory(inode, table, by_node)
 
 
-def _write_directory(inode: _Inode, table: bytearray, by_node: dict[int, _Inode]) -> None:
+def _little_endian(numbers: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        numbers = array("I", numbers)
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _write_directory(inode: PlannedInode, table: bytearray, by_node: dict[int, PlannedInode]) -> None:
     entries = []
     for name in inode.names:
         if name == b".":
-            other: _Inode | None = inode
+            other: PlannedInode | None = inode
         elif name == b"..":
             other = inode.parent
         else:

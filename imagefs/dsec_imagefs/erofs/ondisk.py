@@ -1,6 +1,6 @@
 """EROFS on-disk structures and constants, named as in Linux ``fs/erofs/erofs_fs.h``; pure byte work.
 
-Only what an uncompressed image needs: extended inodes, flat and chunk-based data, inline xattrs.
+Only what an uncompressed image needs: extended inodes, flat and chunk-based data, xattrs, the device table.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ EROFS_SUPER_MAGIC_V1 = 0xE0F5E1E2
 EROFS_FEATURE_COMPAT_SB_CHKSUM = 0x1
 EROFS_FEATURE_COMPAT_MTIME = 0x2
 EROFS_FEATURE_INCOMPAT_CHUNKED_FILE = 0x4
+EROFS_FEATURE_INCOMPAT_DEVICE_TABLE = 0x8
 
 EROFS_INODE_FLAT_PLAIN = 0
 EROFS_INODE_FLAT_INLINE = 2
@@ -35,6 +36,8 @@ INODE_COMPACT = struct.Struct("<HHHHIIIIHHI")
 assert INODE_COMPACT.size == 32  # struct erofs_inode_compact
 DIRENT = struct.Struct("<QHBB")
 assert DIRENT.size == 12  # struct erofs_dirent
+DEVICE_SLOT = struct.Struct("<64sII56s")
+assert DEVICE_SLOT.size == 128  # struct erofs_deviceslot
 XATTR_IBODY = struct.Struct("<IB7s")
 assert XATTR_IBODY.size == 12  # struct erofs_xattr_ibody_header
 XATTR_ENTRY = struct.Struct("<BBH")
@@ -81,6 +84,8 @@ class SuperBlock:
     checksum: int = 0
     epoch_s: int = 0
     epoch_ns: int = 0
+    extra_devices: int = 0
+    devt_slotoff: int = 0
 
 
 def pack_super(sb: SuperBlock) -> bytes:
@@ -88,7 +93,7 @@ def pack_super(sb: SuperBlock) -> bytes:
     return SUPER.pack(
         EROFS_SUPER_MAGIC_V1, sb.checksum, sb.feature_compat, sb.block_bits, 0, sb.root_nid, sb.inodes,
         sb.epoch_s, sb.epoch_ns, sb.blocks, sb.meta_blkaddr, sb.xattr_blkaddr, sb.uuid, bytes(16),
-        sb.feature_incompat, 0, 0, 0, 0, 0, 0, 0, 0, bytes(3), 0, 0, bytes(8),
+        sb.feature_incompat, 0, sb.extra_devices, sb.devt_slotoff, 0, 0, 0, 0, 0, bytes(3), 0, 0, bytes(8),
     )  # fmt: skip
 
 
@@ -100,6 +105,7 @@ def unpack_super(raw: bytes) -> SuperBlock | None:
     return SuperBlock(
         checksum=f[1], feature_compat=f[2], block_bits=f[3], root_nid=f[5], inodes=f[6], epoch_s=f[7],
         epoch_ns=f[8], blocks=f[9], meta_blkaddr=f[10], xattr_blkaddr=f[11], uuid=f[12], feature_incompat=f[14],
+        extra_devices=f[16], devt_slotoff=f[17],
     )  # fmt: skip
 
 

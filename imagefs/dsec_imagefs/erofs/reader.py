@@ -8,17 +8,23 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.erofs import ondisk, xattr
+from dsec_imagefs.erofs.device import Device, unpack_devices
 from dsec_imagefs.erofs.directory import unpack_block
 from dsec_imagefs.errors import ImageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-_KNOWN_INCOMPAT = ondisk.EROFS_FEATURE_INCOMPAT_CHUNKED_FILE
+ReadAt = Callable[[int, int], bytes]
+"""``read(offset, length)`` gives exactly so many bytes of a blob, or raises ImageError."""
+
+_KNOWN_INCOMPAT = ondisk.EROFS_FEATURE_INCOMPAT_CHUNKED_FILE | ondisk.EROFS_FEATURE_INCOMPAT_DEVICE_TABLE
 _MAX_DEPTH = 4096
 
 
@@ -58,10 +64,14 @@ class Inode:
 class ErofsReader:
     """An image in an open file; the caller keeps the descriptor."""
 
-    def __init__(self, fd: int, name: str = "image") -> None:
-        """Read and check the superblock; raises ImageError ``corrupt`` or ``unsupported``."""
+    def __init__(self, fd: int, name: str = "image", blobs: Mapping[str, ReadAt] | None = None) -> None:
+        """Read and check the superblock; `blobs` reads the data of devices, by digest, where it is wanted.
+
+        Raises ImageError ``corrupt`` or ``unsupported``.
+        """
         self._fd = fd
         self._name = name
+        self._blobs = blobs or {}
         first = self._bytes(0, ondisk.BLOCK)
         start = ondisk.EROFS_SUPER_OFFSET
         found = ondisk.unpack_super(first[start : start + ondisk.SUPER.size])
@@ -75,6 +85,20 @@ class ErofsReader:
             raise ImageError("corrupt", f"the superblock checksum of {name} is wrong")
         if os.fstat(fd).st_size < found.blocks * ondisk.BLOCK:
             raise ImageError("corrupt", f"{name} is shorter than its {found.blocks} blocks")
+        self.devices = self._read_devices()
+        self._starts = [device.uniaddr for device in self.devices]
+
+    def _read_devices(self) -> tuple[Device, ...]:
+        if not self.super.feature_incompat & ondisk.EROFS_FEATURE_INCOMPAT_DEVICE_TABLE:
+            return ()
+        size = ondisk.DEVICE_SLOT.size
+        devices = unpack_devices(self._bytes(self.super.devt_slotoff * size, self.super.extra_devices * size))
+        end = self.super.blocks
+        for device in devices:
+            if device.uniaddr < end:
+                raise ImageError("corrupt", f"{self._name}: devices overlap at block {device.uniaddr}")
+            end = device.uniaddr + device.blocks
+        return devices
 
     @property
     def root(self) -> Inode:
@@ -107,9 +131,25 @@ class ErofsReader:
         while offset < end:
             at, run = self._locate(inode, offset)
             run = min(run, end - offset)
-            parts.append(bytes(run) if at is None else self._bytes(at, run))
+            parts.append(bytes(run) if at is None else self._data(at, run))
             offset += run
         return b"".join(parts)
+
+    def _data(self, at: int, count: int) -> bytes:
+        """Bytes of the common address space: of the image itself, or of the device that lies there."""
+        if at < self.super.blocks * ondisk.BLOCK:
+            return self._bytes(at, count)
+        number = bisect_right(self._starts, at // ondisk.BLOCK) - 1
+        device = self.devices[number] if number >= 0 else None
+        offset = at - (device.uniaddr if device is not None else 0) * ondisk.BLOCK
+        if device is None or offset + count > device.blocks * ondisk.BLOCK:
+            raise ImageError("corrupt", f"{self._name}: no device holds {count} bytes at {at}")
+        if device.blob not in self._blobs:
+            raise ImageError("not_found", f"{self._name}: data lies in the blob {device.blob}, which is not at hand")
+        data = self._blobs[device.blob](offset, count)
+        if len(data) != count:
+            raise ImageError("corrupt", f"the blob {device.blob} gave {len(data)} bytes instead of {count}")
+        return data
 
     def _locate(self, inode: Inode, offset: int) -> tuple[int | None, int]:
         """Image address of a file offset (None in a hole) and how far it runs from there."""

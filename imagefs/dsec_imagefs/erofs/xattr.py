@@ -1,13 +1,18 @@
-"""The inline xattr codec: prefix numbers, the 12-byte body header and 4-byte aligned entries."""
+"""The xattr codec: prefix numbers, the 12-byte body header, 4-byte aligned entries, and the area of shared ones."""
 
 from __future__ import annotations
 
+import struct
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.erofs.ondisk import XATTR_ENTRY, XATTR_IBODY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+Shared = dict[tuple[bytes, bytes], int]
+"""``(name, value)`` -> id in the shared area."""
 
 PREFIXES: tuple[tuple[bytes, int], ...] = (
     (b"system.posix_acl_access", 2),
@@ -20,6 +25,7 @@ _NAMES = {index: prefix for prefix, index in PREFIXES}
 _EXACT = (2, 3)  # the ACLs are whole names; nothing may follow
 
 MAX_VALUE = 0xFFFF  # e_value_size is 16 bits
+MAX_SHARED = 0xFF  # h_shared_count is 8 bits
 MAX_BODY = 4 * (0xFFFF - 1) + XATTR_IBODY.size  # i_xattr_icount is 16 bits
 
 
@@ -32,27 +38,54 @@ def split_name(name: bytes) -> tuple[int, bytes] | None:
     return None
 
 
-def pack_body(xattrs: Mapping[bytes, bytes]) -> bytes:
-    """Header and entries in name order, or b"" for none; names must have passed `split_name`.
+def check_xattrs(xattrs: Mapping[bytes, bytes]) -> None:
+    """Raise ValueError for a name or value the format can't hold."""
+    for name, value in xattrs.items():
+        if len(value) > MAX_VALUE:
+            raise ValueError(f"its value has {len(value)} bytes and EROFS holds {MAX_VALUE}")
+        if split_name(name) is None:
+            raise ValueError("EROFS has no number for its namespace")
 
-    Raises ValueError when a value or the whole is larger than the format's 16-bit fields can say.
+
+def pack_entry(name: bytes, value: bytes) -> bytes:
+    """One aligned entry; name and value must have passed `check_xattrs`."""
+    found = split_name(name)
+    assert found is not None
+    index, rest = found
+    raw = XATTR_ENTRY.pack(len(rest), index, len(value)) + rest + value
+    return raw + bytes(-len(raw) % 4)
+
+
+def plan_shared(all_xattrs: Iterable[Mapping[bytes, bytes]]) -> tuple[bytes, Shared]:
+    """The area of entries that two or more inodes have, and where in it each is: an id counts 4-byte units."""
+    counts = Counter(pair for xattrs in all_xattrs for pair in xattrs.items())
+    area = bytearray()
+    ids: Shared = {}
+    for pair in sorted(pair for pair, count in counts.items() if count > 1):
+        ids[pair] = len(area) // 4
+        area += pack_entry(*pair)
+    return bytes(area), ids
+
+
+def pack_body(xattrs: Mapping[bytes, bytes], shared: Shared | None = None) -> bytes:
+    """Header, ids of shared entries, then the others in name order; b"" for none. See `check_xattrs`.
+
+    Raises ValueError when the whole is larger than the format's 16-bit count can say.
     """
     if not xattrs:
         return b""
-    body = bytearray(XATTR_IBODY.pack(0, 0, bytes(7)))
-    for name in sorted(xattrs):
-        value = xattrs[name]
-        if len(value) > MAX_VALUE:
-            raise ValueError(f"its value has {len(value)} bytes and EROFS holds {MAX_VALUE}")
-        found = split_name(name)
-        if found is None:
-            raise ValueError("EROFS has no number for its namespace")
-        index, rest = found
-        body += XATTR_ENTRY.pack(len(rest), index, len(value)) + rest + value
-        body += bytes(-len(body) % 4)
+    ids: list[int] = []
+    inline = bytearray()
+    for pair in sorted(xattrs.items()):
+        at = shared.get(pair) if shared else None
+        if at is not None and len(ids) < MAX_SHARED:
+            ids.append(at)
+        else:
+            inline += pack_entry(*pair)
+    body = XATTR_IBODY.pack(0, len(ids), bytes(7)) + struct.pack(f"<{len(ids)}I", *ids) + inline
     if len(body) > MAX_BODY:
         raise ValueError(f"all together take {len(body)} bytes and EROFS holds {MAX_BODY}")
-    return bytes(body)
+    return body
 
 
 def body_size(icount: int) -> int:
@@ -66,8 +99,10 @@ def icount_of(body: bytes) -> int:
 
 
 def shared_ids(body: bytes) -> tuple[int, ...]:
-    """Ids of shared xattrs that a body refers to (other writers use them, ours does not)."""
+    """Ids of shared xattrs that a body refers to; raises ValueError when it ends before them."""
     count = XATTR_IBODY.unpack_from(body)[1] if body else 0
+    if XATTR_IBODY.size + 4 * count > len(body) > 0:
+        raise ValueError(f"{count} shared attributes do not fit {len(body)} bytes")
     return tuple(int.from_bytes(body[12 + 4 * i : 16 + 4 * i], "little") for i in range(count))
 
 
