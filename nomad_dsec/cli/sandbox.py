@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from libdsec.errors import UsageError
-from libdsec.sandbox import AsyncSandbox, AsyncSandboxGroup
+from libdsec.sandbox import AsyncSandbox
 from libdsec.wire import LIVE_STATES, ExecReply, SandboxInfo
 
 from nomad_dsec.cli import sandbox_cp, sandbox_exec
@@ -105,7 +105,7 @@ async def run_create(args: argparse.Namespace) -> int:
         except (OSError, ValueError) as error:
             raise UsageError("bad_policy", f"{policy[1:]}: {error}", field="--policy") from error
     async with open_client(args) as client:
-        group: AsyncSandboxGroup = await AsyncSandbox.create_many(
+        group = await AsyncSandbox.create_many(
             args.count,
             args.image,
             all_or_none=not args.some,

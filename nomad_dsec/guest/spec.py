@@ -10,6 +10,7 @@ STDOUT = 1
 STDERR = 2
 DEFAULT_OUTPUT_BYTES = 1024 * 1024
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
+MIN_KEPT_BYTES = 4 * 1024 * 1024
 MAX_EXEC_ID = 64
 MAX_ARGS_BYTES = 2 * 1024 * 1024 - 65536  # argv, env and their framing in one EXEC frame
 MAX_RLIMITS = 16
@@ -232,3 +233,11 @@ class Hello:
     features: int
     boot_id: bytes
     max_payload: int
+
+
+def kept_output_bytes(memory_mib: int) -> int:
+    """What dsec-init keeps of the output of all commands, in a sandbox of that memory, to which it is charged.
+
+    A sixteenth: it is part of dsec-init's size, and the largest process is the first to be killed.
+    """
+    return min(MAX_OUTPUT_BYTES, max(MIN_KEPT_BYTES, memory_mib * 1024 * 1024 // 16))

@@ -20,7 +20,7 @@ from libdsec.errors import (
 )
 from libdsec.wire import ExecReply
 
-from nomad_dsec.guest.spec import RLIM_INFINITY, STDERR, ExecSpec, Rlimit
+from nomad_dsec.guest.spec import RLIM_INFINITY, STDERR, ExecSpec, Rlimit, kept_output_bytes
 from nomad_dsec.ids import new_exec_id
 from nomad_dsec.log import get_log
 from nomad_dsec.node.row import to_handle
@@ -75,6 +75,7 @@ class Execs:
         self._check(entry)
         if self.inflight >= self._node.limits.execs_inflight_max:
             raise CapacityError("busy", f"{self.inflight} execs run on this node", retry_after_s=0.5, field="")
+        _check_output(entry.row, request)
         spec = exec_spec(entry.row, request)
         self.inflight += 1
         try:
@@ -287,6 +288,19 @@ def exec_spec(row: Row, request: ExecRequest) -> ExecSpec:
         hold=request.hold,
         no_new_privs=bool(row.policy.get("no_new_privs", True)),
     )
+
+
+def _check_output(row: Row, request: ExecRequest) -> None:
+    """What could never be kept is not promised."""
+    most = kept_output_bytes(row.memory_mib)
+    if request.max_output_bytes > most:
+        raise UsageError(
+            "max_output_too_large",
+            f"{row.id} keeps at most {most} bytes of output, as it has {row.memory_mib} MiB of memory",
+            field="max_output_bytes",
+            hint="ask for less, read the output as it comes (spawn), or create it with 16 times that as memory_mib",
+            details={"max_output_bytes": most},
+        )
 
 
 def _bytes(text: str) -> bytes:

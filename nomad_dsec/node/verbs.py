@@ -88,7 +88,7 @@ class Verbs:
         return NetworkInfo(
             kind=str(facts.get("kind", "none")),
             generation=int(facts.get("generation", 1)),
-            address=str(facts.get("address", "")),
+            address=str(facts.get("address", shown.get("address", ""))),
             holes=[str(hole) for hole in facts.get("holes", shown.get("holes", []))],
         )
 

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from libdsec.fncall_results import FnOutcome as FnOutcome
     from libdsec.fncall_results import FnResult as FnResult
     from libdsec.fncall_results import FnSubmission as FnSubmission
+    from libdsec.group import AsyncSandboxGroup as AsyncSandboxGroup
     from libdsec.network import AsyncNetwork as AsyncNetwork
     from libdsec.process import AsyncProcess as AsyncProcess
     from libdsec.results import CommandFailed as CommandFailed
     from libdsec.results import ExecResult as ExecResult
     from libdsec.results import Output as Output
     from libdsec.sandbox import AsyncSandbox as AsyncSandbox
-    from libdsec.sandbox import AsyncSandboxGroup as AsyncSandboxGroup
+    from libdsec.secret import SecretRef as SecretRef
     from libdsec.sync import Client as Client
     from libdsec.sync import Files as Files
     from libdsec.sync import FnCall as FnCall
@@ -70,7 +71,9 @@ _HOMES = {
     "network": ("AsyncNetwork",),
     "process": ("AsyncProcess",),
     "results": ("CommandFailed", "ExecResult", "Output"),
-    "sandbox": ("AsyncSandbox", "AsyncSandboxGroup"),
+    "group": ("AsyncSandboxGroup",),
+    "secret": ("SecretRef",),
+    "sandbox": ("AsyncSandbox",),
     "sync": ("Client", "Files", "FnCall", "Network", "Process", "Sandbox", "SandboxGroup"),
     "wire_fncall": ("Checker", "FnLimits", "FnTest"),
 }

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack
 from urllib.parse import quote, urlencode
 
-import msgspec
-
+from libdsec._creating import abandon, ask_until_room, failures_of
 from libdsec._http import IDLE_S, Transport
 from libdsec._requests import SNAPSHOTS_MISSING, checked, create_request, exec_request, new_id
 from libdsec.client import AsyncClient, default_client
-from libdsec.errors import CapacityError, DeadlineExceeded, DsecError, error_from_body
+from libdsec.errors import DeadlineExceeded, DsecError
 from libdsec.files import AsyncFiles
+from libdsec.group import AsyncSandboxGroup, end_all
 from libdsec.network import AsyncNetwork, not_supported
 from libdsec.process import AsyncProcess, check_since
 from libdsec.results import ExecResult, result_from_reply
 from libdsec.wire import (
     DEFAULT_OUTPUT_BYTES,
-    CreateReply,
-    CreateRequest,
     ExecList,
     ExecReply,
     ExecRequest,
     LeaseRequest,
     Metrics,
-    Ok,
     Pty,
     SandboxInfo,
     SandboxList,
@@ -37,17 +30,13 @@ from libdsec.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from libdsec._requests import CreateOptions
-    from libdsec.wire import State
+    from libdsec.wire import CreateRequest, State
 
 _EXEC_SLACK_S = 120.0
-_CREATE_SLACK_S = 60.0
-_FIRST_PAUSE_S = 0.1
-_ABANDON_S = 5.0
-_LONGEST_PAUSE_S = 2.0
 _LARGE_STDIN_BYTES = 256 * 1024
 
 
@@ -296,7 +285,7 @@ class AsyncSandbox:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await _end_all([self], error)
+        await end_all([self], error)
 
     async def _exec_streaming(self, request: ExecRequest) -> ExecResult:
         """Large stdin goes over a stream. The command may end without reading it all, which is no error."""
@@ -309,93 +298,21 @@ class AsyncSandbox:
         return result
 
 
-class AsyncSandboxGroup(Sequence[AsyncSandbox]):
-    """The sandboxes of one create_many; a sequence, and an async context manager that kills all of them.
-
-    failures: the errors of members that could not be made; empty for all_or_none.
-    """
-
-    def __init__(self, sandboxes: Sequence[AsyncSandbox], failures: Sequence[DsecError]) -> None:
-        self._sandboxes = tuple(sandboxes)
-        self.failures = tuple(failures)
-
-    @overload
-    def __getitem__(self, index: int) -> AsyncSandbox: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[AsyncSandbox]: ...
-    def __getitem__(self, index: int | slice) -> AsyncSandbox | Sequence[AsyncSandbox]:
-        return self._sandboxes[index]
-
-    def __len__(self) -> int:
-        return len(self._sandboxes)
-
-    def __iter__(self) -> Iterator[AsyncSandbox]:
-        return iter(self._sandboxes)
-
-    async def kill(self) -> None:
-        """End all of them."""
-        await _end_all(self._sandboxes, None)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await _end_all(self._sandboxes, error)
-
-
 async def _create(client: AsyncClient, request: CreateRequest, options: CreateOptions) -> AsyncSandboxGroup:
     try:
-        reply = await _ask_until_room(client.transport, request)
+        reply = await ask_until_room(client.transport, request)
     except asyncio.CancelledError:
         # The gateway may have answered in this very moment: what it made must not live without a caller. A key of the
         # caller's own is another matter: a repeat with it is to find what was made.
         if not options.get("idempotency_key"):
-            await _abandon(client.transport, request.idempotency_key)
+            await abandon(client.transport, request.idempotency_key)
         raise
-    failures = [error_from_body(_error_body(failure.error)) for failure in reply.failures]
+    failures = failures_of(reply)
     sandboxes = [AsyncSandbox(client, info) for info in reply.sandboxes]
     if request.lease_s is not None:
         for sandbox in sandboxes:
             client.keep_lease(sandbox.id, request.lease_s)
     return AsyncSandboxGroup(sandboxes, failures)
-
-
-async def _abandon(transport: Transport, key: str) -> None:
-    """Say that nobody waits for this create any more. Bounded, and best effort: TTL and lease are behind it."""
-    with suppress(DsecError, TimeoutError, RuntimeError):  # RuntimeError: the client was closed meanwhile
-        async with asyncio.timeout(_ABANDON_S):
-            await transport.request("DELETE", f"/v1/creates/{quote(key, safe='')}", Ok, repeatable=False)
-
-
-async def _ask_until_room(transport: Transport, request: CreateRequest) -> CreateReply:
-    """Ask again while the refusal is said to pass, for wait_s in all; the key makes the repeats one create."""
-    give_up_at = time.monotonic() + request.wait_s
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            return await transport.request(
-                "POST",
-                "/v1/sandboxes",
-                CreateReply,
-                body=request,
-                quick=False,
-                timeout_s=request.wait_s + _CREATE_SLACK_S,
-            )
-        except CapacityError as full:
-            left_s = give_up_at - time.monotonic()
-            if full.retry_after_s is None or left_s <= 0:
-                raise
-            wanted_s = min(max(pause_s, full.retry_after_s), _LONGEST_PAUSE_S)
-            await asyncio.sleep(min(left_s, wanted_s * random.uniform(0.5, 1.5)))  # noqa: S311 - jitter
-            pause_s *= 2
-
-
-def _error_body(raw: dict[str, Any]) -> Any:
-    from libdsec.errors import ErrorBody
-
-    return msgspec.convert({"kind": "platform", "code": "unknown", "message": "no reason was given", **raw}, ErrorBody)
 
 
 async def _feed(process: AsyncProcess, whole: bytes) -> None:
@@ -405,15 +322,3 @@ async def _feed(process: AsyncProcess, whole: bytes) -> None:
     except DsecError as error:
         if error.code != "stdin_closed":
             raise
-
-
-async def _end_all(sandboxes: Sequence[AsyncSandbox], first: BaseException | None) -> None:
-    """Kill all; a failure of that is raised only when it hides no earlier error."""
-    outcomes = await asyncio.gather(*(sandbox.kill() for sandbox in sandboxes), return_exceptions=True)
-    failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    failed = [error for error in failed if not (isinstance(error, DsecError) and error.kind == "not_found")]
-    if not failed:
-        return
-    if first is None:
-        raise failed[0]
-    first.add_note(f"libdsec: {len(failed)} sandbox(es) could not be killed: {failed[0]}")

@@ -13,9 +13,10 @@ from libdsec._tar import MAX_TREE_BYTES
 from libdsec.client import AsyncClient
 from libdsec.files import AsyncFiles
 from libdsec.fncall import AsyncFnCall
+from libdsec.group import AsyncSandboxGroup
 from libdsec.network import AsyncNetwork
 from libdsec.process import AsyncProcess
-from libdsec.sandbox import AsyncSandbox, AsyncSandboxGroup
+from libdsec.sandbox import AsyncSandbox
 from libdsec.wire import DEFAULT_OUTPUT_BYTES
 
 if TYPE_CHECKING:

@@ -25,6 +25,9 @@ MAX_TIMEOUT_S = 30 * 24 * 3600.0
 Labels = dict[Annotated[str, Meta(max_length=128)], Annotated[str, Meta(max_length=1024)]]
 Env = dict[Annotated[str, Meta(min_length=1, max_length=4096)], Annotated[str, Meta(max_length=MAX_ARG_BYTES)]]
 TimeoutS = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
+SECRET_REF = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*(#[A-Za-z0-9_.-]+)?$"
+SecretRefs = Annotated[dict[str, Annotated[str, Meta(pattern=SECRET_REF, max_length=512)]], Meta(max_length=64)]
+WaitS = Annotated[float, Meta(ge=0, le=MAX_TIMEOUT_S)]  # 0: not at all
 
 
 class _Wire(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -36,7 +39,11 @@ class _Reply(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class CreateRequest(_Wire, kw_only=True):
-    """Create one sandbox or a group. `policy` is a profile name or a mapping (see dsec_policies.model)."""
+    """Create one sandbox or a group. `policy` is a profile name or a mapping (see dsec_policies.model).
+
+    secrets: file name -> text, shown below /run/secrets to these sandboxes only. secret_refs: file name -> the name of
+    a secret of the caller's namespace, which the gateway looks up; a node takes none.
+    """
 
     image: Annotated[str, Meta(min_length=1, max_length=512)]
     backend: BackendName = "container"
@@ -54,10 +61,17 @@ class CreateRequest(_Wire, kw_only=True):
     policy: str | dict[str, Any] = "default"
     labels: Labels = {}
     secrets: dict[str, str] = {}
+    secret_refs: SecretRefs = {}
     idempotency_key: Annotated[str, Meta(max_length=256)] = ""
     count: Annotated[int, Meta(ge=1, le=10_000)] = 1
     all_or_none: bool = True
-    wait_s: TimeoutS = 60.0
+    wait_s: WaitS = 60.0
+
+    def __repr__(self) -> str:
+        """Secrets by name only: a log line or a traceback can't tell them."""
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        shown["secrets"] = sorted(self.secrets)
+        return f"CreateRequest({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class NodeCreateRequest(_Wire, kw_only=True):
@@ -278,7 +292,10 @@ class Metrics(_Reply, kw_only=True):
 
 
 class NetworkInfo(_Reply, kw_only=True):
-    """The effective network policy and its generation."""
+    """The effective network policy and its generation. address: the sandbox's own IPv4 address, "" without a network.
+
+    Others on the node, and the host itself, can't reach it there: it is what outside logs show before NAT.
+    """
 
     kind: str
     generation: int = 1

@@ -172,7 +172,7 @@ BAD = {
     "idempotency_key": ["k" * 257],
     "count": [0, 10_001],
     "all_or_none": ["yes"],
-    "wait_s": [0],
+    "wait_s": [-1],
     "colour": ["red"],
 }
 BAD_CREATES = [(field, value) for field, values in BAD.items() for value in values]

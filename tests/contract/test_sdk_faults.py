@@ -168,7 +168,7 @@ async def test_create_repeats_with_the_same_key_after_a_cut():
     assert keys[0] == keys[1] != ""
 
 
-async def test_a_create_queues_for_room_as_long_as_it_may():
+async def test_a_create_queues_for_room_as_long_as_it_may(caplog):
     full = lambda _request: _refuse("capacity", "capacity", 503, retry_after_s=0.01)  # noqa: E731
     async with scripted() as (gateway, client):
         gateway.on("POST /v1/sandboxes", full, full, always({"sandboxes": [msgspec.to_builtins(info())]}))
@@ -176,8 +176,16 @@ async def test_a_create_queues_for_room_as_long_as_it_may():
         assert gateway.count("POST /v1/sandboxes") == 3
     async with scripted() as (gateway, client):
         gateway.on("POST /v1/sandboxes", full)
-        with pytest.raises(CapacityError):
+        with pytest.raises(CapacityError) as refused:
             await AsyncSandbox.create("i", client=client, wait_s=0.2)
+        assert refused.value.details["waited_s"] >= 0.2
+        told = [record.getMessage() for record in caplog.records if record.name == "libdsec"]
+        assert len(told) == 2, "each create says once why it waits"
+        assert "capacity" in told[1]
+        asked = gateway.count("POST /v1/sandboxes")
+        with pytest.raises(CapacityError):
+            await AsyncSandbox.create("i", client=client, wait_s=0)
+        assert gateway.count("POST /v1/sandboxes") == asked + 1, "without waiting it is asked for once"
     async with scripted() as (gateway, client):
         gateway.on("POST /v1/sandboxes", lambda _: _refuse("capacity", "image_missing", 503))
         with pytest.raises(CapacityError):

@@ -144,7 +144,7 @@ class ContainerBackend:
         in_memory = host.uppers.store.kind == "tmpfs"
         return Started(
             handle=handle,
-            policy=_describe(compiled, host.config.resolvers),
+            policy=_shown(compiled, host.config.resolvers, live),
             disk_mib=tmpfs_bytes(spec) // MIB if in_memory else None,
         )
 
@@ -374,3 +374,9 @@ def _make_launcher(host: Host) -> Launcher:
 def _describe(compiled: CompiledPolicy, resolvers: tuple[str, ...]) -> Mapping[str, Any]:
     """The effective policy; the same one is shown for all sandboxes under it."""
     return describe(compiled, resolvers=resolvers)
+
+
+def _shown(compiled: CompiledPolicy, resolvers: tuple[str, ...], live: Live) -> Mapping[str, Any]:
+    """The effective policy of one sandbox, with its address when it has one."""
+    policy = _describe(compiled, resolvers)
+    return {**policy, "address": live.net.address} if live.net is not None and live.net.address else policy

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nomad_dsec.backends.container.spec import MIB, ContainerSpec, DirUpper, HostMount, Limits, TmpfsUpper
+from nomad_dsec.guest.spec import kept_output_bytes
 from nomad_dsec.linux.upper import default_inodes
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from nomad_dsec.model import SandboxSpec
 
 SHM_MAX_BYTES: Final = 64 * MIB
-LOG_MIN_BYTES: Final = 4 * MIB
-LOG_MAX_BYTES: Final = 64 * MIB
 HOSTNAME_BYTES: Final = 63
 
 
@@ -42,8 +41,8 @@ def shm_bytes(spec: SandboxSpec) -> int:
 
 
 def log_bytes(spec: SandboxSpec) -> int:
-    """What dsec-init may keep of output. It is part of its size, and the largest process is the first to be killed."""
-    return min(LOG_MAX_BYTES, max(LOG_MIN_BYTES, spec.memory_mib * MIB // 16))
+    """What dsec-init may keep of output."""
+    return kept_output_bytes(spec.memory_mib)
 
 
 def tmpfs_bytes(spec: SandboxSpec) -> int:
