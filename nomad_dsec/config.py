@@ -125,6 +125,13 @@ TABLE: tuple[Setting, ...] = (
     _s("gateway.fncall_inflight_max", int, 4096, "stateless calls at once, shared between namespaces", minimum=1),
     _s("gateway.fusion_namespace", str, "", "namespace of SandboxFusion calls without a key; empty: a key is needed"),
     _s("gateway.fusion_image", str, "", "image of SandboxFusion calls that name none; empty: the only one there is"),
+    _s(
+        "gateway.sandbox_secrets",
+        str,
+        "",
+        "where secrets that creates name are: file:/directory or vault:mount/path, a directory a namespace below it; "
+        "empty: creates bring values only",
+    ),
     _s("gateway.failpoint", str, "", "for crash tests: the step at which the gateway kills itself"),
     *_server("consul", "a Consul agent", 8500),
     _s("consul.ttl_s", float, 15.0, "a check that is not renewed for so long is critical", minimum=1, maximum=600),

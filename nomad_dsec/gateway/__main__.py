@@ -7,6 +7,7 @@ import asyncio
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from libdsec.errors import DsecError, UsageError
 from nomad_dsec.cluster.references import resolve_settings
 from nomad_dsec.config import add_flags, from_args
 from nomad_dsec.gateway.keys import check_namespace
+from nomad_dsec.gateway.secret_refs import open_namespace_secrets
 from nomad_dsec.gateway.server import ADMIN_KEY_FILE, Gateway, GatewayOptions, static_source
 from nomad_dsec.log import setup_logging
 
@@ -42,6 +44,11 @@ def options_of(settings: Settings) -> GatewayOptions:
     )
 
 
+async def run(settings: Settings) -> None:
+    """Serve with these settings. UsageError, DeniedError when what they refer to can't be had."""
+    await serve(replace(options_of(settings), secrets=await open_namespace_secrets(settings)))
+
+
 async def serve(options: GatewayOptions) -> None:
     """Run until SIGTERM or SIGINT."""
     stop = asyncio.Event()
@@ -62,9 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = resolve_settings(from_args(parser.parse_args(argv)), "gateway")
         setup_logging(level=settings["log.level"], json_lines=settings["log.json"])
-        options = options_of(settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(options))
+            runner.run(run(settings))
     except UsageError as error:
         sys.stderr.write(f"{error}\n")
         return 2

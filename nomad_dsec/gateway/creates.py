@@ -14,6 +14,7 @@ from nomad_dsec.gateway.groups import Engine, GroupCreate
 from nomad_dsec.gateway.idempotency import ReplyStore, check_same, fingerprint
 from nomad_dsec.gateway.intents import settle_statements
 from nomad_dsec.gateway.roster import Usage
+from nomad_dsec.gateway.secret_refs import refuse
 from nomad_dsec.log import get_log
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from libdsec.wire import CreateRequest
 
     from nomad_dsec.gateway.quotas import Quotas
+    from nomad_dsec.gateway.secret_refs import NamespaceSecrets
 
 log = get_log(__name__)
 BUSY_RETRY_S = 1.0
@@ -54,12 +56,14 @@ class Creates:
         *,
         inflight_max: int,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        secrets: NamespaceSecrets | None = None,
     ) -> None:
         self._engine = engine
         self._quotas = quotas
         self._inflight_max = inflight_max
         self._inflight = 0
         self._spawn = spawn
+        self._secrets = secrets
         self._replies = ReplyStore(engine.db, engine.clock)
         self._flights: dict[tuple[str, str], Flight] = {}
 
@@ -174,6 +178,8 @@ class Creates:
         await self._quotas.check(namespace, wanted)
         with self._quotas.hold(namespace, wanted):
             digest = await self._resolve(request.image)
+            if request.secret_refs:
+                request = await self._look_up(namespace, request)
             reply = await GroupCreate(engine, namespace, request, digest).run()
         flight.ids = tuple(info.id for info in reply.sandboxes)
         try:
@@ -198,6 +204,13 @@ class Creates:
             await self._engine.table.refresh_images()
             digest = images.resolve(image)
         return digest
+
+    async def _look_up(self, namespace: str, request: CreateRequest) -> CreateRequest:
+        """The values live in this copy of the request only; the flight keeps the one with references."""
+        if self._secrets is None:
+            raise refuse(request)
+        with self._engine.metrics.step("secrets"):
+            return await self._secrets.fill(namespace, request)
 
     def _fail(self, flight: Flight, error: DsecError) -> None:
         self._forget(flight)

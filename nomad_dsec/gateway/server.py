@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from nomad_dsec.clock import Clock
     from nomad_dsec.gateway.db import Database
     from nomad_dsec.gateway.endpoints import NodeSource
+    from nomad_dsec.gateway.secret_refs import NamespaceSecrets
     from nomad_dsec.httpd import Running
 
 log = get_log(__name__)
@@ -61,6 +62,7 @@ class GatewayOptions:
     fusion_namespace: str = ""
     fusion_image: str = ""
     failpoint: str = ""
+    secrets: NamespaceSecrets | None = None
     pace: Pace = field(default_factory=Pace)
 
 
@@ -127,7 +129,16 @@ class Gateway:
             failpoints=failpoints,
         )
         self.quotas = Quotas(db, roster, table.refresh_rosters)
-        self.creates = Creates(engine, self.quotas, inflight_max=options.create_inflight_max, spawn=room.spawn)
+        if options.secrets is not None:
+            stack.push_async_callback(options.secrets.close)
+            room.spawn(options.secrets.keep_forever())
+        self.creates = Creates(
+            engine,
+            self.quotas,
+            inflight_max=options.create_inflight_max,
+            spawn=room.spawn,
+            secrets=options.secrets,
+        )
         self.sandboxes = Sandboxes(table)
         self.calls = Calls(table, Shares(options.fncall_inflight_max))
         room.spawn(Heartbeats(table, options.source, on_seen=lambda *seen: self._remember(db, *seen)).run())

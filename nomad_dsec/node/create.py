@@ -176,6 +176,13 @@ class Creator:
         for sandbox in fresh:
             if node_of(sandbox) != node.id:
                 raise UsageError("wrong_node", f"{sandbox} is not of node {node.id}", field="ids")
+        if request.spec.secret_refs:
+            raise UsageError(
+                "secret_refs_at_node",
+                "a node looks up no secrets",
+                field="secret_refs",
+                hint="ask the gateway, which puts the values in",
+            )
         if request.spec.hostname and _HOSTNAME.fullmatch(request.spec.hostname) is None:
             raise UsageError(
                 "bad_hostname",

@@ -9,6 +9,7 @@ import msgspec
 
 from libdsec.errors import UsageError
 from libdsec.network import not_supported
+from libdsec.secret import SecretRef
 from libdsec.wire import CreateRequest, ExecRequest
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ class CreateOptions(TypedDict, total=False):
     backend: "container". cpus: cores, 1.0. memory_mib: 512. disk_mib: 1024, what it may write. pids: 512. timeout_s:
     it ends so long after it was ready, 3600. lease_s: it ends so long after this process stopped renewing (which is
     done in the background). env, cwd, user, hostname: for its commands. qos: "latency_sensitive" or "best_effort".
-    policy: a profile's name or a mapping. labels: to find it by. secrets: file name -> text, below /run/secrets.
-    idempotency_key: the same key gives the same sandbox. wait_s: how long to queue for room, 60.
+    policy: a profile's name or a mapping. labels: to find it by. secrets: file name -> text, or a SecretRef that the
+    gateway looks up; shown below /run/secrets, for `user` and root inside to read. idempotency_key: the same key gives
+    the same sandbox. wait_s: how long to queue for room, 60.
     """
 
     backend: BackendName
@@ -44,7 +46,7 @@ class CreateOptions(TypedDict, total=False):
     qos: Qos
     policy: str | Mapping[str, Any]
     labels: Mapping[str, str]
-    secrets: Mapping[str, str]
+    secrets: Mapping[str, str | SecretRef]
     idempotency_key: str
     wait_s: float
 
@@ -58,9 +60,20 @@ def create_request(
     if not image:
         raise UsageError("no_image", "no image is named", field="image", hint="`dsec image ls` shows what there is")
     fields = {key: _plain(value) for key, value in options.items() if value is not None}
+    if "secrets" in fields:
+        fields |= _split_secrets(fields["secrets"])
     fields.setdefault("idempotency_key", "")
     fields["idempotency_key"] = fields["idempotency_key"] or new_id("create")
     return checked(CreateRequest, image=image, count=count, all_or_none=all_or_none, **fields)
+
+
+def _split_secrets(given: Any) -> dict[str, Any]:
+    """Values and references, as the wire has them apart. What is neither is the wire's to refuse, and is not quoted."""
+    if not isinstance(given, dict):
+        return {}
+    refs = {name: value.name for name, value in given.items() if isinstance(value, SecretRef)}
+    values = {name: value for name, value in given.items() if name not in refs}
+    return {"secrets": values, "secret_refs": refs}
 
 
 def exec_request(cmd: Sequence[str] | str, **fields: Any) -> ExecRequest:

@@ -25,8 +25,8 @@ MAX_TIMEOUT_S = 30 * 24 * 3600.0
 Labels = dict[Annotated[str, Meta(max_length=128)], Annotated[str, Meta(max_length=1024)]]
 Env = dict[Annotated[str, Meta(min_length=1, max_length=4096)], Annotated[str, Meta(max_length=MAX_ARG_BYTES)]]
 TimeoutS = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
-SECRET_REF = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*(#[A-Za-z0-9_.-]+)?$"
-SecretRefs = Annotated[dict[str, Annotated[str, Meta(pattern=SECRET_REF, max_length=512)]], Meta(max_length=64)]
+REFERENCE_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*(#[A-Za-z0-9_.-]+)?$"
+SecretRefs = Annotated[dict[str, Annotated[str, Meta(pattern=REFERENCE_PATTERN, max_length=512)]], Meta(max_length=64)]
 WaitS = Annotated[float, Meta(ge=0, le=MAX_TIMEOUT_S)]  # 0: not at all
 
 
