@@ -1,30 +1,31 @@
-"""Consul, typed and asynchronous, over py-consul: the only importer of that library.
+"""Consul, typed and asynchronous, over py-consul (paths and parsing) and our own transport. Its exceptions stop here.
 
-The library blocks, so calls run on a small pool of threads of their own; each has a deadline. Its exceptions stop here.
+Every call has a deadline; a cancelled one ends at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import functools
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import aiohttp
 import consul
-import requests
 from consul.exceptions import ACLDisabled, ACLPermissionDenied, ConsulException, NotFound
-from libdsec.errors import DeadlineExceeded, DeniedError, PlatformError
+from libdsec.errors import DeadlineExceeded, DeniedError, PlatformError, ProtocolError
+
+from nomad_dsec.cluster.consul_http import Api
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from nomad_dsec.cluster.settings import Endpoint
 
 T = TypeVar("T")
-_THREADS = 4
 TXN_LIMIT = 64  # operations in one transaction, by Consul's own bound
+NOTE_BYTES = 4096  # of a check's output, by Consul's own bound
+GONE_AFTER_MIN_S = 60.0  # Consul takes no less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,94 +51,125 @@ class Put:
     session: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What is registered at the agent: where it is, and what says that it is well.
+
+    ttl_s: a check of its own that must be renewed so often; 0 with alias_of: as well as that service of the same agent.
+    gone_after_s: Consul removes it when it is critical for so long (60 s at least).
+    """
+
+    name: str
+    service_id: str
+    address: str
+    port: int
+    tags: tuple[str, ...] = ()
+    meta: dict[str, str] = field(default_factory=dict)
+    ttl_s: float = 0.0
+    alias_of: str = ""
+    gone_after_s: float = GONE_AFTER_MIN_S
+
+
 class ConsulClient:
-    """One agent. Close it when done."""
+    """One agent. Close it when done; it opens itself anew when used again."""
 
     def __init__(self, endpoint: Endpoint, *, timeout_s: float = 5.0) -> None:
         self.endpoint = endpoint
         self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="consul")
-        self._api = self._make(timeout_s)
+        self._api = Api(endpoint)
 
-    def _make(self, timeout_s: float) -> Any:
-        tls = self.endpoint.tls
-        return consul.Consul(
-            host=self.endpoint.host,
-            port=self.endpoint.port,
-            token=self.endpoint.token or None,
-            scheme=self.endpoint.scheme,
-            verify=tls.trust,
-            cert=tls.client_pair,
-            connections_timeout=timeout_s,
-        )
-
-    async def _call(self, what: str, work: Callable[[Any], T], *, timeout_s: float | None = None) -> T:
+    async def _call(self, what: str, work: Callable[[Any], Awaitable[T]], *, timeout_s: float | None = None) -> T:
         limit_s = timeout_s or self._timeout_s
-        # a blocking query needs a longer read timeout than the pool's own client has
-        api = self._api if timeout_s is None else self._make(timeout_s)
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(limit_s + 1):
-                return await loop.run_in_executor(self._threads, work, api)
-        except (TimeoutError, requests.Timeout) as error:
+            async with asyncio.timeout(limit_s):
+                return await work(self._api)
+        except TimeoutError as error:
             raise DeadlineExceeded("consul_timeout", f"Consul did not answer to {what} within {limit_s:g} s") from error
         except (ACLDisabled, ACLPermissionDenied) as error:
             hint = "see policies/acl/ for the rules that each component needs"
             raise DeniedError("consul_denied", f"Consul refused {what}: {error}", hint=hint) from error
-        except (ConsulException, requests.RequestException, OSError) as error:
+        except (ConsulException, aiohttp.ClientError, OSError) as error:
             raise PlatformError("consul_unreachable", f"{what} by Consul failed: {error}", retry_after_s=1.0) from error
 
-    async def register(
-        self,
-        *,
-        name: str,
-        service_id: str,
-        address: str,
-        port: int,
-        ttl_s: float,
-        tags: Sequence[str] = (),
-        meta: dict[str, str] | None = None,
-        gone_after_s: float = 60.0,
-    ) -> None:
-        """Register a service with a TTL check that Consul itself removes when it is critical for gone_after_s."""
-        check = consul.Check.ttl(f"{ttl_s:g}s") | {"DeregisterCriticalServiceAfter": f"{max(60.0, gone_after_s):g}s"}
-        await self._call(
-            f"registering {service_id}",
-            lambda api: api.agent.service.register(
-                name, service_id=service_id, address=address, port=port, tags=list(tags), meta=meta or {}, check=check
-            ),
-        )
+    async def version(self) -> str:
+        """Of the agent, such as `1.8.7`."""
+        answer = await self._call("its own state", lambda api: api.agent.self())
+        return str(answer["Config"]["Version"])
+
+    async def leader(self) -> str:
+        """The address of the servers' leader, empty when there is none."""
+        return str(await self._call("who leads", lambda api: api.status.leader()))
+
+    async def register(self, offer: Offer, *, healthy: bool = True) -> None:
+        """Register a service, or change it. A TTL check begins as `healthy` says, so that nothing flaps."""
+        check: dict[str, Any] = {"DeregisterCriticalServiceAfter": _seconds(max(GONE_AFTER_MIN_S, offer.gone_after_s))}
+        if offer.ttl_s:
+            check |= consul.Check.ttl(_seconds(offer.ttl_s)) | {"Status": "passing" if healthy else "critical"}
+        else:
+            check |= {"AliasService": offer.alias_of, "Name": f"as well as {offer.alias_of}"}
+
+        def work(api: Any) -> Awaitable[Any]:
+            return api.agent.service.register(  # type: ignore[no-any-return]
+                offer.name,
+                service_id=offer.service_id,
+                address=offer.address,
+                port=offer.port,
+                tags=list(offer.tags),
+                meta=offer.meta,
+                check=check,
+            )
+
+        await self._call(f"registering {offer.service_id}", work)
 
     async def heartbeat(self, service_id: str, *, healthy: bool, note: str) -> None:
         """Renew a TTL check; raises when the agent does not know the service (register again then)."""
 
-        def work(api: Any) -> None:
+        async def work(api: Any) -> None:
             verb = api.agent.check.ttl_pass if healthy else api.agent.check.ttl_fail
-            if not verb(f"service:{service_id}", note[:4096]):
+            if not await verb(f"service:{service_id}", note[:NOTE_BYTES]):
                 raise NotFound(service_id)
 
         await self._call(f"the heartbeat of {service_id}", work)
+
+    async def maintenance(self, service_id: str, *, on: bool, reason: str = "") -> None:
+        """Call a service critical for this reason, or take that back."""
+
+        def work(api: Any) -> Awaitable[Any]:
+            return api.agent.service.maintenance(  # type: ignore[no-any-return]
+                service_id, "true" if on else "false", reason=reason[:NOTE_BYTES]
+            )
+
+        await self._call(f"the state of {service_id}", work)
 
     async def deregister(self, service_id: str) -> None:
         """Remove a service; an unknown one is fine."""
         await self._call(f"removing {service_id}", lambda api: api.agent.service.deregister(service_id))
 
+    async def registered(self, prefix: str) -> dict[str, dict[str, str]]:
+        """Services at this agent whose id begins so: id -> meta."""
+        rows = await self._call("listing the agent's services", lambda api: api.agent.services())
+        return {name: dict(row.get("Meta") or {}) for name, row in rows.items() if name.startswith(prefix)}
+
     async def services(self, name: str, *, index: int = 0, wait_s: float = 0.0) -> tuple[int, list[Service]]:
         """All instances and the index for the next blocking query (0: answer at once)."""
-        blocking: dict[str, Any] = {"index": str(index), "wait": f"{wait_s:g}s"} if index and wait_s else {}
+        blocking: dict[str, Any] = {"index": str(index), "wait": _seconds(wait_s)} if index and wait_s else {}
         # Consul adds up to a sixteenth of jitter to the wait
         limit_s = wait_s * 1.1 + self._timeout_s if blocking else None
         answer = await self._call(
             f"listing {name}", lambda api: api.health.service(name, **blocking), timeout_s=limit_s
         )
-        found, rows = int(answer[0]), answer[1]
-        return found, [_service(row) for row in rows]
+        try:
+            return int(answer[0]), [_service(row) for row in answer[1]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError("bad_consul_reply", f"what Consul sent of {name} is no list of services") from error
 
     async def write(self, puts: Sequence[Put]) -> None:
         """KV writes, 64 to a transaction; each transaction is whole or not at all."""
         for start in range(0, len(puts), TXN_LIMIT):
-            payload = [_operation(put) for put in puts[start : start + TXN_LIMIT]]
-            await self._call("a batch of writes", functools.partial(_put_batch, payload))
+            await self._put_batch([_operation(put) for put in puts[start : start + TXN_LIMIT]])
+
+    async def _put_batch(self, payload: list[dict[str, Any]]) -> None:
+        await self._call("a batch of writes", lambda api: api.txn.put(payload))
 
     async def read(self, prefix: str) -> dict[str, bytes]:
         """All keys below a prefix."""
@@ -147,21 +179,24 @@ class ConsulClient:
     async def open_session(self, name: str, *, ttl_s: float, delete: bool) -> str:
         """A session that ends when not renewed for ttl_s (10 s at least); `delete` removes its keys then."""
 
-        def work(api: Any) -> str:
-            return str(
-                api.session.create(
-                    name, ttl=round(max(10.0, ttl_s)), behavior="delete" if delete else "release", lock_delay=0
-                )
+        def work(api: Any) -> Awaitable[str]:
+            return api.session.create(  # type: ignore[no-any-return]
+                name, ttl=round(max(10.0, ttl_s)), behavior="delete" if delete else "release", lock_delay=0
             )
 
-        return await self._call("opening a session", work)
+        return str(await self._call("opening a session", work))
+
+    async def sessions(self, name: str) -> list[str]:
+        """Ids of the sessions of this name."""
+        rows = (await self._call("listing sessions", lambda api: api.session.list()))[1]
+        return [str(row["ID"]) for row in rows or [] if row.get("Name") == name]
 
     async def renew_session(self, session: str) -> bool:
         """False when the session is gone."""
 
-        def work(api: Any) -> bool:
+        async def work(api: Any) -> bool:
             try:
-                api.session.renew(session)
+                await api.session.renew(session)
             except NotFound:
                 return False
             return True
@@ -174,26 +209,19 @@ class ConsulClient:
 
     async def try_lock(self, key: str, value: bytes, session: str) -> bool:
         """Whether this session holds the key now."""
-        return await self._call(f"locking {key}", lambda api: bool(api.kv.put(key, value, acquire=session)))
+        return bool(await self._call(f"locking {key}", lambda api: api.kv.put(key, value, acquire=session)))
 
     async def unlock(self, key: str, session: str) -> None:
         """Give a lock back."""
         await self._call(f"unlocking {key}", lambda api: api.kv.put(key, b"", release=session))
 
     async def close(self) -> None:
-        """Let go of the threads; a call that still blocks ends by its own timeout."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(_close_http, self._api)
+        """Cut every connection; a call that still waits ends with an error."""
+        await self._api.close()
 
 
-def _put_batch(payload: list[dict[str, Any]], api: Any) -> None:
-    api.txn.put(payload)
-
-
-def _close_http(api: Any) -> None:
-    session = getattr(api.http, "session", None)
-    if session is not None:
-        session.close()
+def _seconds(value: float) -> str:
+    return f"{value:g}s"
 
 
 def _operation(put: Put) -> dict[str, Any]:
@@ -207,6 +235,7 @@ def _operation(put: Put) -> dict[str, Any]:
 
 def _service(row: dict[str, Any]) -> Service:
     checks = row.get("Checks") or []
+    unwell = [check for check in checks if check["Status"] != "passing"]
     return Service(
         node=row["Node"]["Node"],
         service_id=row["Service"]["ID"],
@@ -214,6 +243,7 @@ def _service(row: dict[str, Any]) -> Service:
         port=int(row["Service"]["Port"]),
         tags=tuple(row["Service"].get("Tags") or ()),
         meta=dict(row["Service"].get("Meta") or {}),
-        passing=all(check["Status"] == "passing" for check in checks),
-        output=" ".join(check.get("Output", "") for check in checks if check["Status"] != "passing").strip(),
+        passing=not unwell,
+        # maintenance has its reason in the notes
+        output=" ".join(check.get("Output") or check.get("Notes", "") for check in unwell).strip(),
     )

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from nomad_dsec.cluster.consul import Put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-PREFIX = "dsec/unhealthy"
-PENDING_MAX = 4096
+PREFIX = "dsec/nodes"  # <PREFIX>/<node>/unhealthy/<sandbox>: a policy may give each node its own
+PENDING_MAX = 4096  # unhealthy sandboxes that are told of
+REASON_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,33 +46,34 @@ def digest(rows: Iterable[SandboxHealth], now: float) -> str:
 
 @dataclass(slots=True)
 class Transitions:
-    """Unhealthy sandboxes as Consul should have them, and what was not written yet. Bounded: the newest are kept."""
+    """Unhealthy sandboxes as Consul should have them, and what was not written yet. Bounded: those beyond PENDING_MAX
+    are not told of, and counted in `untold`.
+    """
 
     node: str
     _wanted: dict[str, str] = field(default_factory=dict)
     _written: dict[str, str] = field(default_factory=dict)
-    dropped: int = 0
+    untold: int = 0
 
-    def unhealthy(self, sandbox: str, reason: str) -> None:
-        """It is unwell, for this reason."""
-        if sandbox not in self._wanted and len(self._wanted) >= PENDING_MAX:
-            self._wanted.pop(next(iter(self._wanted)))
-            self.dropped += 1
-        self._wanted[sandbox] = reason[:512]
+    def want(self, unwell: Mapping[str, str]) -> None:
+        """All that are unwell now, by reason; those that are not in it are well or gone. What is told stays told."""
+        kept = {one: unwell[one] for one in self._wanted if one in unwell}
+        for sandbox, reason in unwell.items():
+            if len(kept) >= PENDING_MAX:
+                break
+            kept[sandbox] = reason
+        self.untold = len(unwell) - len(kept)
+        self._wanted = {one: _plain(reason) for one, reason in kept.items()}
 
-    def healthy(self, sandbox: str) -> None:
-        """It is well again, or gone."""
-        self._wanted.pop(sandbox, None)
-
-    def pending(self, session: str) -> list[Put]:
-        """Writes that bring Consul to what is wanted."""
+    def pending(self, session: str, *, limit: int = PENDING_MAX) -> list[Put]:
+        """Writes that bring Consul to what is wanted, at most `limit`: the rest comes with the next call."""
         puts = [
             Put(key=self._key(sandbox), value=reason.encode(), session=session)
             for sandbox, reason in self._wanted.items()
             if self._written.get(sandbox) != reason
         ]
         puts += [Put(key=self._key(sandbox), value=None) for sandbox in self._written if sandbox not in self._wanted]
-        return puts
+        return puts[:limit]
 
     def written(self, puts: Iterable[Put]) -> None:
         """These writes arrived."""
@@ -87,4 +89,8 @@ class Transitions:
         self._written.clear()
 
     def _key(self, sandbox: str) -> str:
-        return f"{PREFIX}/{self.node}/{sandbox}"
+        return f"{PREFIX}/{self.node}/unhealthy/{sandbox}"
+
+
+def _plain(reason: str) -> str:
+    return reason[:REASON_CHARS].encode("utf-8", "replace").decode()

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import uvloop
 from libdsec.errors import DsecError, UsageError
 
 from nomad_dsec import config
+from nomad_dsec.cluster.configured import check_consul
 from nomad_dsec.cluster.references import resolve_settings
 from nomad_dsec.ids import check_node
 from nomad_dsec.log import get_log, setup_logging
@@ -47,6 +49,7 @@ async def serve(settings: config.Settings, *, kill_on_exit: bool, stop: asyncio.
     data = Path(settings["node.data"])
     if settings["node.id"]:
         check_node(settings["node.id"])  # before anything is made
+    await check_consul(settings, "node")
     lock = open_data(data)
     try:
         async with TaskRoom() as room:
@@ -83,7 +86,12 @@ async def _serve_parts(
         token=load_token(node.data, settings["node.token"]),
     )
     announce(parts, doors, node.data)
-    await stop.wait()
+    async with AsyncExitStack() as stack:
+        if settings["consul.address"]:
+            from nomad_dsec.node.presence import in_consul  # brings Consul's client along: 5 MB and 0.1 s
+
+            await stack.enter_async_context(in_consul(parts, settings))
+        await stop.wait()
     log.info("the node daemon ends", node=node.id, kill_on_exit=kill_on_exit)
     await asyncio.gather(*(door.close(timeout_s=2.0) for door in doors))
     if kill_on_exit:
@@ -145,7 +153,7 @@ def raise_file_limit() -> None:
 def parser() -> argparse.ArgumentParser:
     """The command line; `dsec node run` shares it."""
     made = argparse.ArgumentParser(prog="dsec node run", description="Run the node daemon.")
-    config.add_flags(made, ["node", "log"])
+    config.add_flags(made, ["node", "consul", "vault", "log"])
     made.add_argument("--node-id", dest="node.id", metavar="STR", help="the same as --id")
     made.add_argument("--kill-on-exit", action="store_true", help="end all sandboxes when the daemon is stopped")
     return made

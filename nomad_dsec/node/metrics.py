@@ -51,6 +51,8 @@ class NodeMetrics:
         self.lanes_replaced = Gauge(
             "dsec_node_lanes_replaced", "Lanes given up since the start, since a call broke them", registry=registry
         )
+        self.unhealthy = Gauge("dsec_node_unhealthy", "Unhealthy sandboxes that Consul is told of", registry=registry)
+        self.in_consul = Gauge("dsec_node_in_consul", "1 while Consul's agent knows this node", registry=registry)
         # Those below must stay zero: each is a fault of ours.
         self.orphans = Counter("dsec_node_orphans_found_total", "Live things that no handle owned", registry=registry)
         self.stop_failures = Counter("dsec_node_stop_failures_total", "Removals that failed", registry=registry)

@@ -9,18 +9,17 @@ import time
 import pytest
 from libdsec.errors import DeniedError, DsecError
 
-from nomad_dsec.cluster.consul import ConsulClient, Put
+from nomad_dsec.cluster.consul import ConsulClient, Offer, Put
 from nomad_dsec.cluster.discovery import Discovery
 from nomad_dsec.cluster.health import PREFIX, SandboxHealth, Transitions, digest
 from nomad_dsec.cluster.leader import LeaderLock
-from nomad_dsec.cluster.registration import Identity, Registration
+from nomad_dsec.cluster.registration import Registration
+from nomad_dsec.cluster.services import ID_PREFIX, SandboxServices
 from tests.kit.abilities import needs
 from tests.kit.consul import agent
 
 pytestmark = needs("consul")
-ME = Identity(
-    name="dsec-node", service_id="dsec-node-n1", address="127.0.0.1", port=4000, meta={"node": "n1"}, ttl_s=10
-)
+ME = Offer(name="dsec-node", service_id="dsec-node-n1", address="127.0.0.1", port=4000, meta={"node": "n1"}, ttl_s=10)
 
 
 @pytest.fixture
@@ -83,14 +82,12 @@ async def test_an_agent_that_forgot_us_is_told_again(client, server) -> None:
 async def test_transitions_live_and_die_with_the_session(client) -> None:
     transitions = Transitions(node="n1")
     registration = Registration(client, ME, note=lambda: (True, ""), transitions=transitions)
-    for number in range(150):  # more than two transactions
-        transitions.unhealthy(f"sb-n1-{number}", "init_exited")
+    transitions.want({f"sb-n1-{number}": "init_exited" for number in range(150)})  # more than two transactions
     await registration.step()
     assert len(await client.read(PREFIX)) == 150
-    for number in range(149):
-        transitions.healthy(f"sb-n1-{number}")
+    transitions.want({"sb-n1-149": "init_exited"})
     await registration.step()
-    assert await client.read(PREFIX) == {f"{PREFIX}/n1/sb-n1-149": b"init_exited"}
+    assert await client.read(PREFIX) == {f"{PREFIX}/n1/unhealthy/sb-n1-149": b"init_exited"}
     session = registration._session
     await client.end_session(session)  # what its loss by TTL does
     assert await client.read(PREFIX) == {}
@@ -99,6 +96,67 @@ async def test_transitions_live_and_die_with_the_session(client) -> None:
     assert registration._session != session
     await registration.close()
     assert await client.read(PREFIX) == {}
+
+
+async def test_a_successor_takes_over_what_a_killed_daemon_left(client) -> None:
+    """Its session still holds the keys for up to a minute, and its sandboxes' services are still registered."""
+
+    def daemon() -> tuple[Registration, Transitions, SandboxServices]:
+        transitions = Transitions(node="n1")
+        services = SandboxServices(client, owner=ME.service_id, limit=10)
+        made = Registration(client, ME, note=lambda: (True, ""), transitions=transitions, services=services)
+        return made, transitions, services
+
+    first, transitions, services = daemon()
+    transitions.want({"sb-n1-1": "oom", "sb-n1-2": "oom"})
+    both = {name: services.offer(name, name="web", address="127.0.0.1", port=80) for name in ("sb-n1-1", "sb-n1-3")}
+    services.want(both, {"sb-n1-1": "oom"})
+    await first.step()
+    assert len(await client.read(PREFIX)) == 2
+    second, transitions, services = daemon()  # the first is gone without a word
+    transitions.want({"sb-n1-1": "oom"})
+    services.want({"sb-n1-1": both["sb-n1-1"]}, {})
+    await second.step()
+    assert second.last_error == ""
+    assert await client.read(PREFIX) == {f"{PREFIX}/n1/unhealthy/sb-n1-1": b"oom"}
+    (row,) = await _until(lambda: _instances(client, ID_PREFIX + "web", 1))
+    assert (row.meta["sandbox"], row.passing) == ("sb-n1-1", True)  # and no longer in maintenance
+    await second.close()
+    assert await client.registered("") == {}
+
+
+async def test_500_sandboxes_on_one_agent(client) -> None:
+    """Each a service of its own, as well as its node; some unwell, each with its reason; the cap holds."""
+    services = SandboxServices(client, owner=ME.service_id, limit=500)
+    registration = Registration(client, ME, note=lambda: (True, ""), services=services)
+    offers = {
+        f"sb-n1-{number:03}": services.offer(f"sb-n1-{number:03}", name="web", address="10.0.0.1", port=80)
+        for number in range(520)
+    }
+    services.want(offers, {"sb-n1-007": "no_answer"})
+    for _ in range(9):  # 64 changes a step
+        await registration.step()
+    assert services.refused == 20
+    rows = await _until(lambda: _instances(client, ID_PREFIX + "web", 500))
+    unwell = [row for row in rows if not row.passing]
+    assert [(row.meta["sandbox"], row.output) for row in unwell] == [("sb-n1-007", "no_answer")]
+    await client.heartbeat(ME.service_id, healthy=False, note="the disk is full")
+    await _until(lambda: _all_unwell(client))
+    await client.heartbeat(ME.service_id, healthy=True, note="")
+    services.want({}, {})
+    while not await services.step(anew=False):
+        pass
+    await _until(lambda: _instances(client, ID_PREFIX + "web", 0))
+    await registration.close()
+
+
+async def _instances(client: ConsulClient, name: str, count: int):
+    found = (await client.services(name))[1]
+    return len(found) == count and (found or True)
+
+
+async def _all_unwell(client: ConsulClient) -> bool:
+    return not any(row.passing for row in (await client.services(ID_PREFIX + "web"))[1])
 
 
 async def test_discovery_sees_changes_and_keeps_the_last_view(client, server) -> None:
@@ -169,7 +227,7 @@ async def test_acls_refuse_with_a_hint(tmp_path) -> None:
 
 async def _can_register(client: ConsulClient) -> bool:
     try:
-        await client.register(name="x", service_id="x", address="127.0.0.1", port=1, ttl_s=10)
+        await client.register(Offer(name="x", service_id="x", address="127.0.0.1", port=1, ttl_s=10))
     except DsecError:
         return False
     await client.deregister("x")
@@ -187,11 +245,20 @@ def test_digest_is_small_and_true() -> None:
     assert json.loads(text)["oldest_heartbeat_s"] == 3199.0
 
 
-def test_transitions_are_bounded() -> None:
+def test_transitions_are_bounded_and_do_not_churn() -> None:
     transitions = Transitions(node="n")
-    for number in range(5000):
-        transitions.unhealthy(f"s{number}", "x" * 10_000)
+    unwell = {f"s{number}": "x" * 10_000 for number in range(5000)}
+    transitions.want(unwell)
     puts = transitions.pending("session")
     assert len(puts) == 4096
-    assert transitions.dropped == 904
+    assert transitions.untold == 904
     assert max(len(put.value or b"") for put in puts) == 512
+    transitions.written(puts)
+    transitions.want(dict(reversed(unwell.items())))
+    assert transitions.pending("session") == []
+    del unwell["s0"]
+    transitions.want(unwell)
+    assert [(put.key.rpartition("/")[2], put.value is None) for put in transitions.pending("session")] == [
+        ("s4096", False),
+        ("s0", True),
+    ]
