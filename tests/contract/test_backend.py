@@ -321,6 +321,15 @@ async def test_secrets_are_shown_to_this_sandbox_only_and_read_only(room: Room):
     assert "token" not in await room.shell(other, "ls /run/secrets 2>&1")
 
 
+async def test_secrets_are_the_users_own(room: Room):
+    """Mode 0400: the sandbox's user and root inside read them, another user does not."""
+    handle = await room.start(secrets={"token": "hunter2"}, user="1000")
+    assert await room.shell(handle, "stat -c %a:%u:%g /run/secrets/token") == "400:1000:0"
+    assert await room.shell(handle, "cat /run/secrets/token", user="1000") == "hunter2"
+    assert await room.shell(handle, "cat /run/secrets/token") == "hunter2"
+    assert "Permission denied" in await room.shell(handle, "cat /run/secrets/token 2>&1", user="1001")
+
+
 async def test_plan_is_data(room: Room):
     assert isinstance(room.backend, Planned)
     ops = room.backend.plan(room.spec(secrets={"token": "hunter2"}))

@@ -28,6 +28,7 @@ from nomad_dsec.backends.container.host import Host, open_host, owner_of
 from nomad_dsec.backends.container.launcher import Slot
 from nomad_dsec.backends.container.live import Live, find_init
 from nomad_dsec.backends.container.native import NativeLauncher
+from nomad_dsec.backends.container.owner import owner_uid
 from nomad_dsec.backends.container.record import BACKEND, Record, owner_label, owner_of_spec, read_record
 from nomad_dsec.backends.container.self_test import SELF_TEST, self_test
 from nomad_dsec.backends.container.sockets import bind_listener
@@ -211,6 +212,7 @@ class ContainerBackend:
             uid_base=live.record.uid_base,
             runtime_dir=live.socket.parent,
             resolvers=self._host.config.resolvers,
+            secrets_uid=owner_uid(rootfs, spec.user) if spec.secrets else 0,
         )
 
     def _compile(self, policy: Mapping[str, Any]) -> CompiledPolicy:

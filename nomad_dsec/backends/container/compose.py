@@ -71,6 +71,7 @@ def compose(
     uid_base: int,
     runtime_dir: Path,
     resolvers: tuple[str, ...],
+    secrets_uid: int = 0,
 ) -> ContainerSpec:
     """Everything a launcher needs."""
     return ContainerSpec(
@@ -90,6 +91,7 @@ def compose(
         log_bytes=log_bytes(spec),
         nameservers=resolvers if compiled.network == "open" else (),
         secrets=spec.secrets,
+        secrets_uid=secrets_uid,
         mounts=tuple(
             HostMount(source=Path(mount.source), target=mount.target, read_only=mount.read_only)
             for mount in spec.mounts

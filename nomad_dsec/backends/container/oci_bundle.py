@@ -168,6 +168,7 @@ def stage_request(spec: ContainerSpec) -> dict[str, Any]:
         "files": [[path, text] for path, text in own_files(spec)],
         "secrets_dir": SECRETS_DIR,
         "secrets": {name: base64.b64encode(text.encode()).decode("ascii") for name, text in spec.secrets.items()},
+        "secrets_uid": spec.secrets_uid,
         "mounts": [
             {"source": str(mount.source), "target": mount.target, "read_only": mount.read_only} for mount in spec.mounts
         ],

@@ -63,8 +63,8 @@ class Rootfs:
                     os.chown(part, self._owner, self._owner, dir_fd=parent, follow_symlinks=False)
             done += f"/{part}"
 
-    def write_file(self, path: str, content: bytes, *, mode: int) -> None:
-        """A file with this content. A link, device or FIFO of the image in its place is replaced, never opened."""
+    def write_file(self, path: str, content: bytes, *, mode: int, uid: int = 0) -> None:
+        """A file of this uid inside. A link, device or FIFO of the image in its place is replaced, never opened."""
         directory, _, name = path.rpartition("/")
         self.make_dirs(directory)
         with self.opened(directory, os.O_RDONLY | os.O_DIRECTORY) as parent:
@@ -72,7 +72,7 @@ class Rootfs:
                 os.unlink(name, dir_fd=parent)
             fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=parent)
             try:
-                os.fchown(fd, self._owner, self._owner)
+                os.fchown(fd, self._owner + uid, self._owner)
                 os.fchmod(fd, mode)
                 os.write(fd, content)
             finally:

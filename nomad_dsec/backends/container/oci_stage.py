@@ -179,7 +179,7 @@ def _show_secrets(request: dict[str, Any], rootfs: Rootfs) -> None:
         data = f"size={size},nr_inodes={len(contents) + 8},mode=755,uid={owner},gid={owner}"
         mount("tmpfs", f"/proc/self/fd/{at}", "tmpfs", _SEALED, data)
     for name, content in contents.items():
-        rootfs.write_file(f"{directory}/{name}", content, mode=0o444)
+        rootfs.write_file(f"{directory}/{name}", content, mode=0o400, uid=request["secrets_uid"])
     with rootfs.opened(directory, os.O_PATH | os.O_DIRECTORY) as at:
         mount(None, f"/proc/self/fd/{at}", None, MS_REMOUNT | _SEALED | MS_RDONLY, data)
 

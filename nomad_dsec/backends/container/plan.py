@@ -187,7 +187,7 @@ def _own(spec: ContainerSpec) -> tuple[Op, ...]:
         options = _options(f"size={size + MIB}", f"nr_inodes={len(spec.secrets) + 8}", "mode=755", "uid=@0", "gid=@0")
         ops.append(Op("mount", ("tmpfs", SECRETS_DIR, options, SEALED, 0o755, 1)))
         ops += [
-            Op("file", (f"{SECRETS_DIR}/{key}", text.encode(), 0o444, 0), secret=True)
+            Op("file", (f"{SECRETS_DIR}/{key}", text.encode(), 0o400, spec.secrets_uid << 8), secret=True)
             for key, text in sorted(spec.secrets.items())
         ]
         ops.append(Op("remount", (SECRETS_DIR, ATTR_RDONLY)))

@@ -54,7 +54,8 @@ OPERATIONS: Final[Mapping[str, tuple[int, tuple[tuple[str, str], ...]]]] = {
     "oom_score": (18, (("score_plus_1000", "n"),)),
     "enter_userns": (19, ()),
     "sysctl": (20, (("name", "s"), ("value", "s"))),
-    "file": (21, (("path", "s"), ("content", "b"), ("mode", "n"), ("replace", "n"))),
+    # how: 1 replaces what is there; the owner's uid inside stands from bit 8 on
+    "file": (21, (("path", "s"), ("content", "b"), ("mode", "n"), ("how", "n"))),
     "remount": (22, (("path", "s"), ("attributes", "n"))),
     "landlock": (23, (("handled_fs", "n"), ("handled_net", "n"), ("scopes", "n"))),
     "landlock_path": (24, (("path", "s"), ("allowed", "n"))),

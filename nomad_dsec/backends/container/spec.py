@@ -78,6 +78,7 @@ class ContainerSpec:
     runtime_dir: host directory, mode 0700, in which this incarnation has its listening socket and nothing else.
     shm_bytes: size of /dev/shm; log_bytes: what dsec-init keeps of all execs' output; both are charged to the memory.
     env, cwd, user: the defaults of execs, which the node passes with each; launchers only need them for show.
+    secrets_uid: who inside may read the secrets; root inside may too.
     lane: it serves stateless calls (guest/c/call.h): a read-only root, no exec protocol; the native launcher only.
     """
 
@@ -97,6 +98,7 @@ class ContainerSpec:
     log_bytes: int = 64 * MIB
     nameservers: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets_uid: int = 0
     mounts: tuple[HostMount, ...] = ()
     lane: bool = False
 

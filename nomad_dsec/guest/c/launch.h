@@ -115,7 +115,7 @@ enum op_code {
 	OP_OOM_SCORE = 18,   /* n score + 1000 */
 	OP_ENTER_USERNS = 19,/* - */
 	OP_SYSCTL = 20,      /* s name with '/', s value */
-	OP_FILE = 21,        /* s path, b content, n mode, n flags (1: replace what is there) */
+	OP_FILE = 21,        /* s path, b content, n mode, n how (1: replace what is there; from bit 8 on its owner inside) */
 	OP_REMOUNT = 22,     /* s path of a mount, n attributes to set */
 	OP_LANDLOCK = 23,    /* n handled fs, n handled net, n scopes */
 	OP_LANDLOCK_PATH = 24, /* s path, n allowed */

@@ -49,7 +49,8 @@ static int write_whole(int fd, const char *data, size_t length)
 	return 0;
 }
 
-/* Write a small file. Never follows a link at its end: an image's link is replaced when flag 1 allows it. */
+/* Write a small file. Never follows a link at its end: an image's link is replaced when bit 0 of the last field allows
+ * it. From bit 8 on stands the uid inside of its owner. */
 int op_file(struct launch *l, const struct op *op)
 {
 	const char *path = op->f[0].data, *name = strrchr(path, '/');
@@ -78,7 +79,8 @@ int op_file(struct launch *l, const struct op *op)
 	launch_close(dir, 0);
 	if (fd < 0)
 		return launch_fail(l, path);
-	int result = fchown(fd, (uid_t)l->uid_base, (gid_t)l->uid_base) || fchmod(fd, (mode_t)op->f[2].number) ||
+	uid_t owner = (uid_t)(l->uid_base + (op->f[3].number >> 8 & 0xffff));
+	int result = fchown(fd, owner, (gid_t)l->uid_base) || fchmod(fd, (mode_t)op->f[2].number) ||
 		     write_whole(fd, op->f[1].data, op->f[1].length) ? launch_fail(l, path) : 0;
 	return launch_close(fd, result);
 }
