@@ -13,9 +13,13 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
+from libdsec._http1 import Broken, Connection, TooLarge, connect
+from libdsec._http1_parse import Malformed
+from libdsec._http1_pool import Pool
 from libdsec.errors import DsecError, ErrorBody, PlatformError, ProtocolError, error_from_body
 from libdsec.wire import MAX_JSON_BYTES
 
@@ -31,6 +35,7 @@ MAX_ERROR_BYTES = 256 * 1024
 IDLE_S = 300.0  # silence after which a waiting call is sent again: a peer that vanished without a FIN is noticed
 _ONE_GO_BYTES = 512 * 1024
 _QUICK_CONNECTIONS = 64
+_KEPT_S = 30.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _PROXY_STATUS = frozenset({502, 503, 504})
@@ -81,7 +86,10 @@ class Persistence:
 
 
 class Transport:
-    """One gateway as seen from one event loop. Not safe to share between loops; `close()` ends its connections."""
+    """One gateway as seen from one event loop. Not safe to share between loops; `close()` ends its connections.
+
+    Calls whose request is at hand go by our own client; streams, WebSockets and TLS by aiohttp.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -89,8 +97,11 @@ class Transport:
         self.base = "http://localhost" if unix else settings.endpoint
         self._unix_path = settings.endpoint.removeprefix("unix:") if unix else ""
         self._headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        self._where = urlsplit(self.base)
+        self._is_plain = self._where.scheme == "http" and self._where.username is None
         self._long: aiohttp.ClientSession | None = None
         self._quick: aiohttp.ClientSession | None = None
+        self._pools: dict[bool, Pool] = {}
         self._closed = False
 
     async def request(
@@ -110,6 +121,8 @@ class Transport:
         decoder = decoder_of(kind)
 
         async def once() -> T:
+            if self._is_plain and len(data) <= _ONE_GO_BYTES:
+                return decode(await self._exchange(method, path, data, quick, timeout_s, max_bytes), decoder)
             # aiohttp sends bytes in one go and warns when they are many; a file object it sends in turns
             sent = io.BytesIO(data) if len(data) > _ONE_GO_BYTES else data or None
             async with self.open(method, path, data=sent, quick=quick, timeout_s=timeout_s) as reply:
@@ -117,6 +130,40 @@ class Transport:
             return decode(raw, decoder)
 
         return await self.repeat(once, repeatable=repeatable)
+
+    async def _exchange(
+        self, method: str, path: str, data: bytes, quick: bool, timeout_s: float, max_bytes: int
+    ) -> bytes:
+        pool = self._pool(quick=quick)
+        try:
+            reply = await pool.request(method, self._where.path + path, data or None, _NONE, silence_s=timeout_s)
+            try:
+                if reply.status >= 300:
+                    raise error_from(reply.status, await reply.read(MAX_ERROR_BYTES))
+                return await reply.read(max_bytes)
+            finally:
+                pool.release(reply)
+        except Broken as error:
+            raise self._cut(method, path, error, sent=error.sent) from error
+        except Malformed as error:
+            raise ProtocolError("bad_reply", f"what answers at {self.settings.endpoint} is no HTTP: {error}") from error
+        except TooLarge as error:
+            raise ProtocolError("reply_too_large", f"the server's reply is over {max_bytes} bytes") from error
+
+    def _pool(self, *, quick: bool) -> Pool:
+        """As `_session`."""
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        pool = self._pools.get(quick)
+        if pool is None:
+            limit = self._limit(quick=quick)
+            pool = Pool(self._connect, host=self._where.netloc, headers=self._headers, limit=limit, idle_s=_KEPT_S)
+            self._pools[quick] = pool
+        return pool
+
+    async def _connect(self) -> Connection:
+        where, timeout_s = self._where, self.settings.connect_timeout_s
+        return await connect(where.hostname or "", where.port or 80, unix_path=self._unix_path, timeout_s=timeout_s)
 
     async def repeat(self, once: Callable[[], Awaitable[T]], *, repeatable: bool) -> T:
         """Run attempts until one ends the call."""
@@ -156,7 +203,7 @@ class Transport:
                     raise await error_of(reply)
                 yield reply
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._cut(method, path, error) from error
+            raise self._cut(method, path, error, sent=_was_sent(error)) from error
 
     @asynccontextmanager
     async def websocket(self, path: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
@@ -176,7 +223,7 @@ class Transport:
                 pass
             raise ProtocolError("no_websocket", f"{path} refused a WebSocket with HTTP {error.status}") from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._cut("GET", path, error) from error
+            raise self._cut("GET", path, error, sent=_was_sent(error)) from error
         try:
             yield socket
         finally:
@@ -185,10 +232,14 @@ class Transport:
     async def close(self) -> None:
         """Close every connection; later calls raise."""
         self._closed = True
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.close()
         sessions, self._long, self._quick = (self._long, self._quick), None, None
         for session in sessions:
             if session is not None:
                 await session.close()
+        await asyncio.sleep(0)  # transports close in the next turn of the loop
 
     def _session(self, *, quick: bool) -> aiohttp.ClientSession:
         """Two pools, so that hundreds of waiting execs never hold up the kill that would end them."""
@@ -196,22 +247,24 @@ class Transport:
             raise RuntimeError("this client is closed")
         session = self._quick if quick else self._long
         if session is None:
-            limit = min(_QUICK_CONNECTIONS, self.settings.max_connections) if quick else self.settings.max_connections
-            session = self._new_session(limit)
+            session = self._new_session(self._limit(quick=quick))
             if quick:
                 self._quick = session
             else:
                 self._long = session
         return session
 
+    def _limit(self, *, quick: bool) -> int:
+        return min(_QUICK_CONNECTIONS, self.settings.max_connections) if quick else self.settings.max_connections
+
     def _new_session(self, limit: int) -> aiohttp.ClientSession:
         import aiohttp
 
         connector: aiohttp.BaseConnector
         if self._unix_path:
-            connector = aiohttp.UnixConnector(self._unix_path, limit=limit, keepalive_timeout=30)
+            connector = aiohttp.UnixConnector(self._unix_path, limit=limit, keepalive_timeout=_KEPT_S)
         else:
-            connector = aiohttp.TCPConnector(limit=limit, keepalive_timeout=30, ttl_dns_cache=60)
+            connector = aiohttp.TCPConnector(limit=limit, keepalive_timeout=_KEPT_S, ttl_dns_cache=60)
         session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -223,14 +276,19 @@ class Transport:
         session._retry_connection = False
         return session
 
-    def _cut(self, method: str, path: str, error: Exception) -> Cut:
-        import aiohttp
-
-        never_sent = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+    def _cut(self, method: str, path: str, error: Exception, *, sent: bool) -> Cut:
         what = str(error) or type(error).__name__
-        return Cut(f"{method} {path.partition('?')[0]} at {self.settings.endpoint}: {what}", sent=not never_sent)
+        return Cut(f"{method} {path.partition('?')[0]} at {self.settings.endpoint}: {what}", sent=sent)
 
 
+def _was_sent(error: Exception) -> bool:
+    """Whether aiohttp may have sent the request."""
+    import aiohttp
+
+    return not isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+
+
+_NONE: dict[str, str] = {}
 _encoder = msgspec.json.Encoder()
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
@@ -280,11 +338,15 @@ async def read_bounded(reply: aiohttp.ClientResponse, most: int) -> bytes:
 
 async def error_of(reply: aiohttp.ClientResponse) -> DsecError:
     """The DsecError that an HTTP error reply carries."""
-    raw = await read_bounded(reply, MAX_ERROR_BYTES)
+    return error_from(reply.status, await read_bounded(reply, MAX_ERROR_BYTES))
+
+
+def error_from(status: int, raw: bytes) -> DsecError:
+    """The DsecError in the body of a reply that is no success."""
     try:
         return error_from_body(decoder_of(_ErrorReply).decode(raw).error)
     except (msgspec.ValidationError, msgspec.DecodeError):
         text = raw[:200].decode("utf-8", "replace")
-        if reply.status in _PROXY_STATUS:
-            return PlatformError("gateway_unavailable", f"HTTP {reply.status} from a proxy: {text}", retry_after_s=1.0)
-        return ProtocolError("bad_error_reply", f"HTTP {reply.status} without an error of ours: {text}")
+        if status in _PROXY_STATUS:
+            return PlatformError("gateway_unavailable", f"HTTP {status} from a proxy: {text}", retry_after_s=1.0)
+        return ProtocolError("bad_error_reply", f"HTTP {status} without an error of ours: {text}")

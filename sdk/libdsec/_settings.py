@@ -19,7 +19,8 @@ class Settings:
     """How to reach a gateway.
 
     endpoint: `http://host:port`, `https://...` or `unix:/path`. max_connections bounds the calls that are on their way
-    at once (further ones wait). reconnect_s: how long a call that may be repeated goes on trying after a cut.
+    at once, and apart from them the streams (further ones wait). reconnect_s: how long a call that may be repeated goes
+    on trying after a cut.
     """
 
     endpoint: str
@@ -66,8 +67,8 @@ def load_settings(
 
 
 def _connections_that_fit() -> int:
-    """Many shells allow 1,024 fds: leave most of them to the training job, yet serve 500-wide use."""
+    """Many shells allow 1,024 fds: calls and streams together leave some to the training job, yet serve wide use."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST_CONNECTIONS
-    return max(16, min(_MOST_CONNECTIONS, soft - _SPARE_FDS))
+    return max(16, min(_MOST_CONNECTIONS, (soft - _SPARE_FDS) // 2))
