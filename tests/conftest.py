@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -19,6 +20,9 @@ _CHECKED = ("tests/system", "tests/attack", "tests/contract")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*abilities): skipped, with the reason, where the machine lacks one")
     config.addinivalue_line("markers", "leaks_ok: the leak check does not apply (says why in the test)")
+    # A shell starts what it puts into the background with SIGINT ignored, nohup ignores SIGHUP; children would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if config.option.basetemp and os.geteuid() == 0:
         _detach_below(Path(config.option.basetemp).resolve())
 
