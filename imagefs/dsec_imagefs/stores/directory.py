@@ -24,6 +24,7 @@ from dsec_imagefs.stores.base import (
     remaining,
     unescape_name,
 )
+from dsec_imagefs.stores.digests import wrong_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -284,11 +285,6 @@ class DirectoryStore:
             if error.errno in (errno.ELOOP, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR):
                 raise StoreError("denied", text) from error
             raise StoreError("unavailable", text, retryable=True) from error  # ESTALE, EIO, ETIMEDOUT of a server
-
-
-def wrong_file(path: Path, digest: str, found: str) -> StoreError:
-    """The error for a file that is not what its digest says."""
-    return StoreError("corrupt", f"{path} is {found}, not {plain_hex(digest)}: not pushed", "build the layer again")
 
 
 def missing_object(label: str, item: StoredObject) -> StoreError:

@@ -1,0 +1,124 @@
+"""A store behind an imagined network: each read waits, and all reads share a bandwidth. To measure with."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dsec_imagefs.stores.base import StoreError
+from dsec_imagefs.stores.retry import TICKER, Ticker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dsec_imagefs.stores.base import Progress, Store, StoredObject
+
+
+@dataclass(slots=True, kw_only=True)
+class Link:
+    """A line to a store, used by many threads: `latency_s` a request, `bytes_per_s` for all together (0: no bound)."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float = 0.0
+    ticker: Ticker = TICKER
+    _free_at: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def pass_bytes(self, count: int, deadline: float, what: str) -> None:
+        """Wait as long as a request of so many bytes takes; raises StoreError ``deadline`` when it comes too late."""
+        now = self.ticker.now()
+        done = now
+        if self.bytes_per_s:
+            with self._lock:
+                done = self._free_at = max(now, self._free_at) + count / self.bytes_per_s
+        pause = done + self.latency_s - now
+        if now + pause >= deadline:
+            self.ticker.sleep(max(0.0, deadline - now))
+            raise StoreError("deadline", f"{what}: {count} bytes did not come in time", retryable=True)
+        if pause > 0:
+            self.ticker.sleep(pause)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowStore:
+    """Another store, its reads as slow as a link makes them; all else goes straight through."""
+
+    store: Store
+    link: Link
+
+    @property
+    def label(self) -> str:
+        """The inner store's."""
+        return self.store.label
+
+    def read(self, digest: str, offset: int, length: int, *, deadline: float) -> bytes:
+        """The inner store's bytes, later."""
+        data = self.store.read(digest, offset, length, deadline=deadline)
+        self.link.pass_bytes(length, deadline, self.label)
+        return data
+
+    def size(self, digest: str, *, deadline: float) -> int:
+        """After one latency."""
+        self.link.pass_bytes(0, deadline, self.label)
+        return self.store.size(digest, deadline=deadline)
+
+    def has(self, digest: str, *, deadline: float) -> bool:
+        """After one latency."""
+        self.link.pass_bytes(0, deadline, self.label)
+        return self.store.has(digest, deadline=deadline)
+
+    def put(self, digest: str, path: Path, *, deadline: float, progress: Progress | None = None) -> bool:
+        """At once."""
+        return self.store.put(digest, path, deadline=deadline, progress=progress)
+
+    def delete(self, digest: str, *, deadline: float) -> None:
+        """At once."""
+        self.store.delete(digest, deadline=deadline)
+
+    def put_image(self, image: str, manifest: bytes, objects: Sequence[StoredObject], *, deadline: float) -> None:
+        """At once."""
+        self.store.put_image(image, manifest, objects, deadline=deadline)
+
+    def get_image(self, image: str, *, deadline: float) -> bytes:
+        """As slow as its size."""
+        raw = self.store.get_image(image, deadline=deadline)
+        self.link.pass_bytes(len(raw), deadline, self.label)
+        return raw
+
+    def delete_image(self, image: str, *, deadline: float) -> None:
+        """At once."""
+        self.store.delete_image(image, deadline=deadline)
+
+    def put_ref(self, name: str, image: str, *, deadline: float) -> None:
+        """At once."""
+        self.store.put_ref(name, image, deadline=deadline)
+
+    def get_ref(self, name: str, *, deadline: float) -> str:
+        """After one latency."""
+        self.link.pass_bytes(0, deadline, self.label)
+        return self.store.get_ref(name, deadline=deadline)
+
+    def delete_ref(self, name: str, *, deadline: float) -> None:
+        """At once."""
+        self.store.delete_ref(name, deadline=deadline)
+
+    def refs(self, *, deadline: float) -> tuple[str, ...]:
+        """After one latency."""
+        self.link.pass_bytes(0, deadline, self.label)
+        return self.store.refs(deadline=deadline)
+
+    def put_trace(self, image: str, trace: bytes, *, deadline: float) -> None:
+        """At once."""
+        self.store.put_trace(image, trace, deadline=deadline)
+
+    def get_trace(self, image: str, *, deadline: float) -> bytes:
+        """As slow as its size."""
+        raw = self.store.get_trace(image, deadline=deadline)
+        self.link.pass_bytes(len(raw), deadline, self.label)
+        return raw
+
+    def close(self) -> None:
+        """Close the inner store."""
+        self.store.close()
