@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import stat
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -164,7 +164,7 @@ class Tree:
     def __init__(self, root: Node | None = None) -> None:
         self.root = root if root is not None else new_directory()
 
-    def directory(self, parts: list[bytes], *, make: bool) -> Node | None:
+    def directory(self, parts: Sequence[bytes], *, make: bool) -> Node | None:
         """Resolve a directory path, links followed inside the tree.
 
         With `make`, missing directories (also those a dangling link points at) are made; without, None says missing.

@@ -8,11 +8,11 @@ import stat
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.erofs.layout import plan_layout
-from dsec_imagefs.erofs.reader import ErofsReader
+from dsec_imagefs.erofs.reader import ErofsReader, ReadAt
 from dsec_imagefs.erofs.writer import Written, write_image
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dsec_imagefs.tree import Node
 
@@ -63,9 +63,9 @@ def _digest(data: bytes) -> str:
     return f"{len(data)}:{hashlib.sha256(data).hexdigest()}"
 
 
-def image_facts(fd: int) -> Facts:
-    """What our reader says of an image."""
-    reader = ErofsReader(fd)
+def image_facts(fd: int, blobs: Mapping[str, ReadAt] | None = None) -> Facts:
+    """What our reader says of an image, and of the blobs its data lies in."""
+    reader = ErofsReader(fd, blobs=blobs)
     entries = list(reader.walk())
     names: dict[int, bytes] = {}
     for path, inode in entries:

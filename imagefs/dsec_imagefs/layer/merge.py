@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dsec_imagefs.erofs.layout import plan_layout
+from dsec_imagefs.erofs.ondisk import BLOCK_BITS
 from dsec_imagefs.errors import ImageError
+from dsec_imagefs.layer.apply import apply_entries
+from dsec_imagefs.layer.tree_of import read_metadata
+from dsec_imagefs.tree import StoredContent, Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from dsec_imagefs.layer.entries import Entries
     from dsec_imagefs.layer.manifest import Layer
+    from dsec_imagefs.tree import Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +39,47 @@ class Merged:
     inodes: int
 
 
-def merge_layers(
-    layers: Sequence[tuple[Layer, Path]], *, note: Callable[[str], None] | None = None
-) -> Merged:  # fmt: skip
+def merge_layers(layers: Sequence[tuple[Layer, Path]]) -> Merged:
     """Merge layers, lowest first, as the OCI image specification says; each comes with its metadata file's path.
 
-    Deterministic. Reads metadata only, no blob.
+    Deterministic. Reads metadata only, no blob. A blob that nothing of the result lies in is not among its devices.
 
     Raises:
         ImageError: ``bad_image`` naming layer and entry (a hard link to nothing, a file as a parent), ``corrupt`` for
             metadata that is damaged or not the layer's.
     """
-    raise ImageError("unsupported", "layers can't be merged yet")
+    tree = Tree()
+    blobs: dict[str, int] = {}
+    for number, (layer, path) in enumerate(layers, start=1):
+        apply_entries(tree, read_layer(layer, path, f"layer {number} ({layer.id[:12]})"))
+        blocks = layer.blob.size >> BLOCK_BITS
+        if blobs.setdefault(layer.blob.digest, blocks) != blocks:
+            raise ImageError("corrupt", f"two layers say different sizes of the blob {layer.blob.digest}")
+    used = _used_blobs(tree.root)
+    devices = [(blob, blocks) for blob, blocks in blobs.items() if blob in used]
+    layout = plan_layout(tree.root, blobs=devices)
+    return Merged(
+        metadata=layout.metadata, digest=hashlib.sha256(layout.metadata).hexdigest(),
+        devices=tuple(blob for blob, _ in devices), inodes=layout.inodes,
+    )  # fmt: skip
+
+
+def read_layer(layer: Layer, path: Path, name: str) -> Entries:
+    """Read a layer's metadata file and check that it is the manifest's: digest, and that it lies in no other blob."""
+    data = path.read_bytes()
+    if len(data) != layer.meta.size or hashlib.sha256(data).hexdigest() != layer.meta.digest:
+        raise ImageError("corrupt", f"metadata of {name} does not match its digest", "fetch it again")
+    return read_metadata(data, layer.blob, name)
+
+
+def _used_blobs(root: Node) -> set[str]:
+    """Digests of the blobs that have data of the tree's files."""
+    found: set[str] = set()
+    todo = [root]
+    while todo:
+        for node in todo.pop().children.values():
+            if node.is_dir:
+                todo.append(node)
+            elif isinstance(node.content, StoredContent) and node.content.blob:
+                found.add(node.content.blob)
+    return found

@@ -7,6 +7,8 @@ import stat
 from dsec_imagefs.tree import BytesContent, Node
 from hypothesis import strategies as st
 
+from tests.kit import tarbytes as t
+
 names = (
     st.binary(min_size=1, max_size=12)
     .map(lambda raw: raw.replace(b"/", b"-").replace(b"\0", b"~"))
@@ -74,3 +76,40 @@ def trees(draw, depth=3):
         homes = [root, *(node for node in children.values() if node.is_dir)]
         draw(st.sampled_from(homes)).children[b"zz-link"] = draw(st.sampled_from(files))
     return root
+
+
+# A few names, so that entries of one stack meet: below links, below each other, twice in a layer.
+_parts = st.sampled_from([b"a", b"b", b"lib", b"usr"])
+_paths = st.lists(_parts, min_size=1, max_size=3).map(b"/".join)
+_targets = st.sampled_from(
+    [b"a", b"b", b"usr/lib", b"/usr", b"../b", b"usr/../a", b"b/../lib", b"/", b"..", b"lib", b"nowhere/x"]
+)
+
+
+@st.composite
+def members(draw):
+    """One tar member, lawful or odd."""
+    path = draw(_paths)
+    parent, _, name = path.rpartition(b"/")
+    below = parent + b"/" if parent else b""
+    kind = draw(st.sampled_from(["file", "file", "dir", "dir", "link", "hard", "hide", "opaque", "device", "pool"]))
+    stamp = draw(st.integers(1, 9))
+    if kind == "file":
+        return t.file(path, b"%d" % stamp * draw(st.sampled_from([0, 1, 5000])), mtime=stamp)
+    if kind == "dir":
+        return t.directory(draw(st.sampled_from([path, path, b"./"])), mode=0o700 + stamp, mtime=stamp)
+    if kind == "link":
+        return t.symlink(path, draw(_targets))
+    if kind == "hard":
+        return t.hardlink(path, draw(_paths | st.just(b".wh..wh.plnk/1")))
+    if kind == "hide":
+        return t.file(below + b".wh." + name)
+    if kind == "opaque":
+        return t.file(below + b".wh..wh..opq")
+    if kind == "device":
+        return t.header(path, b"3", mode=0o600 + stamp)
+    return t.file(b".wh..wh.plnk/1", b"pool%d" % stamp)
+
+
+layer_stacks = st.lists(st.lists(members(), max_size=8).map(b"".join), min_size=1, max_size=4)
+"""Uncompressed layer tars, lowest first. Many of them are errors: a file as a parent, a link to nothing."""
