@@ -10,10 +10,10 @@ from libdsec._http import Transport
 from libdsec._requests import checked
 from libdsec._settings import load_settings
 from libdsec.errors import PlatformError
-from libdsec.wire import DrainRequest, NodeInfo
+from libdsec.wire import DrainRequest, NodeInfo, NodeList
 
 from nomad_dsec.cli.access import add_access, add_data, layout_of, open_client
-from nomad_dsec.cli.output import add_json, print_json, print_table
+from nomad_dsec.cli.output import add_json, print_json, print_table, say
 
 if TYPE_CHECKING:
     import argparse
@@ -44,7 +44,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 async def run_ls(args: argparse.Namespace) -> int:
     """One node a line."""
     async with open_client(args) as client:
-        nodes = await client.nodes()
+        listing = await client.transport.request("GET", "/v1/nodes", NodeList)
+    nodes = listing.nodes
+    for note in listing.notes:
+        say(f"note: {note}")
     if args.json:
         print_json(nodes)
     else:

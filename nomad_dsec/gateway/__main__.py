@@ -7,6 +7,7 @@ import asyncio
 import json
 import signal
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import uvloop
 from libdsec.errors import DsecError, UsageError
 
+from nomad_dsec.cluster.configured import check_consul
 from nomad_dsec.cluster.references import resolve_settings
 from nomad_dsec.config import add_flags, from_args
 from nomad_dsec.gateway.keys import check_namespace
@@ -22,7 +24,8 @@ from nomad_dsec.gateway.server import ADMIN_KEY_FILE, Gateway, GatewayOptions, s
 from nomad_dsec.log import setup_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from nomad_dsec.config import Settings
 
@@ -46,11 +49,21 @@ def options_of(settings: Settings) -> GatewayOptions:
 
 async def run(settings: Settings) -> None:
     """Serve with these settings. UsageError, DeniedError when what they refer to can't be had."""
-    await serve(replace(options_of(settings), secrets=await open_namespace_secrets(settings)))
+    await check_consul(settings, "gateway")
+    options = replace(options_of(settings), secrets=await open_namespace_secrets(settings))
+    if not settings["consul.address"]:
+        await serve(options)
+        return
+    from nomad_dsec.gateway.presence import in_consul  # brings Consul's client along: 5 MB and 0.1 s
+
+    async with in_consul(settings) as presence:
+        await serve(replace(options, source=presence.source), around=presence.registered)
 
 
-async def serve(options: GatewayOptions) -> None:
-    """Run until SIGTERM or SIGINT."""
+async def serve(
+    options: GatewayOptions, *, around: Callable[[Gateway], AbstractAsyncContextManager[None]] | None = None
+) -> None:
+    """Run until SIGTERM or SIGINT. around: entered when the gateway serves, left before it stops."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -59,13 +72,14 @@ async def serve(options: GatewayOptions) -> None:
         ready = {"address": gateway.address, "admin_key_file": str(options.data / ADMIN_KEY_FILE)}
         sys.stdout.write(json.dumps(ready) + "\n")
         sys.stdout.flush()
-        await stop.wait()
+        async with around(gateway) if around is not None else nullcontext():
+            await stop.wait()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 ended on request, 1 fault, 2 usage."""
     parser = argparse.ArgumentParser(prog="dsec gateway run", description="Run the gateway.")
-    add_flags(parser, ("gateway", "log"))
+    add_flags(parser, ("gateway", "consul", "vault", "log"))
     try:
         settings = resolve_settings(from_args(parser.parse_args(argv)), "gateway")
         setup_logging(level=settings["log.level"], json_lines=settings["log.json"])

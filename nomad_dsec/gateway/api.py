@@ -29,6 +29,13 @@ class WhoAmI(msgspec.Struct, kw_only=True, omit_defaults=True):
     memory_mib: int
 
 
+class Ready(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Creates can be taken. notes: what is not as it should be all the same."""
+
+    ok: bool = True
+    notes: list[str] = []
+
+
 class KeyRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A new API key for a namespace."""
 
@@ -320,5 +327,5 @@ ROUTES: tuple[Route, ...] = (
     _r("GET /openapi.json", "openapi", "This document", "public", reply=dict[str, Any]),
     _r("GET /metrics", "metrics", "Prometheus metrics", "public", reply="text/plain"),
     _r("GET /healthz", "healthz", "The process answers", "public", reply=wire.Ok),
-    _r("GET /readyz", "readyz", "Creates can be taken", "public", reply=wire.Ok),
+    _r("GET /readyz", "readyz", "Creates can be taken", "public", reply=Ready),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,26 +39,42 @@ class Heartbeats:
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._follow_source(group)
-                await asyncio.sleep(self._table.pace.source_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._table.pace.source_s):
+                        await self._source.changed.wait()
 
     async def _follow_source(self, group: asyncio.TaskGroup) -> None:
+        self._source.changed.clear()
         try:
             async with asyncio.timeout(self._table.pace.source_s):
-                endpoints = await self._source.endpoints()
+                endpoints = dict.fromkeys(await self._source.endpoints())
         except (DsecError, TimeoutError, OSError) as error:
             log.warning("the source of nodes failed; the last known ones are kept", error=str(error))
             return
         nodes = self._table.by_endpoint
         for endpoint in endpoints:
-            if endpoint not in nodes:
+            if endpoint not in nodes and not self._has_twin(endpoint):
                 node = nodes[endpoint] = Node(NodeClient(endpoint))
                 self._tasks[endpoint] = group.create_task(self._beat(node), name=f"heartbeat {endpoint.name}")
-        for endpoint in set(nodes) - set(endpoints):
-            if nodes[endpoint].standing in (Standing.UNKNOWN, Standing.LOST):  # one that still answers is kept
+        for endpoint in [one for one in nodes if one not in endpoints or self._has_twin(one)]:
+            if self._may_forget(nodes[endpoint]):
                 self._tasks.pop(endpoint).cancel()
                 node = nodes.pop(endpoint)
                 self._table.drop(node)
                 await node.client.close()
+        self._table.changed.set()
+
+    def _has_twin(self, endpoint: Endpoint) -> bool:
+        """Whether this discovered endpoint is a node that is reached already as the settings say."""
+        known = self._table.by_id.get(endpoint.node) if endpoint.node else None
+        return known is not None and not known.client.endpoint.node and known.standing is Standing.LIVE
+
+    def _may_forget(self, node: Node) -> bool:
+        """One that its source no longer names is kept while it answers, and for long after: it may have sandboxes."""
+        if node.info is None or self._table.by_id.get(node.id) is not node:
+            return True  # never heard, or known under another endpoint now
+        silent_s = self._table.clock.monotonic() - (node.heard_at or 0.0)
+        return node.standing is Standing.LOST and silent_s >= self._table.pace.forget_s
 
     async def _beat(self, node: Node) -> None:
         table = self._table
@@ -101,12 +118,17 @@ class Heartbeats:
         table, name = self._table, node.client.endpoint.name
         if NODE_PATTERN.fullmatch(info.node) is None:
             raise ProtocolError("bad_node_reply", f"{name} calls itself {info.node[:60]!r}")
+        if node.client.endpoint.node not in ("", info.node):
+            raise ProtocolError("wrong_node", f"{name} calls itself {info.node}, not {node.client.endpoint.node}")
         if node.info is not None and node.id != info.node:
             table.drop(node)
             node.info = None
             node.standing = Standing.UNKNOWN
         other = table.by_id.get(info.node)
         if other is not None and other is not node and other.standing is Standing.LIVE:
+            if other.client.endpoint.node and not node.client.endpoint.node:
+                self._source.changed.set()  # what the settings say goes before what was discovered
+                return
             raise ProtocolError(
                 "duplicate_node",
                 f"{name} and {other.client.endpoint.name} both call themselves {info.node}",

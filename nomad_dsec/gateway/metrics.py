@@ -44,6 +44,17 @@ class GatewayMetrics:
         self.inflight = Gauge("dsec_gateway_creates_inflight", "Creates under way", registry=registry)
         self.calls = Gauge("dsec_gateway_fncalls_inflight", "Stateless calls under way", registry=registry)
         self.nodes = Gauge("dsec_gateway_nodes", "Nodes by standing", ["standing"], registry=registry)
+        self.nodes_stale = Gauge(
+            "dsec_gateway_nodes_stale",
+            "1 while Consul is away and the list of nodes is the last good one",
+            registry=registry,
+        )
+        self.nodes_age = Gauge(
+            "dsec_gateway_nodes_age_seconds",
+            "Since Consul last confirmed the list of nodes; -1: never",
+            registry=registry,
+        )
+        self.in_consul = Gauge("dsec_gateway_in_consul", "1 while Consul's agent knows this gateway", registry=registry)
         self.cuts = Counter("dsec_gateway_relays_cut_total", "Relays cut, by side", ["side"], registry=registry)
         self._request_of: dict[tuple[str, int], Counter] = {}
 

@@ -19,7 +19,7 @@ from nomad_dsec.log import get_log
 from nomad_dsec.placement.view import NodeView, view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from nomad_dsec.clock import Clock
     from nomad_dsec.gateway.clients import NodeClient
@@ -46,7 +46,9 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Seconds between and before things. roster_s: between listings of a node whose counts moved."""
+    """Seconds between and before things. roster_s: between listings of a node whose counts moved. forget_s: how long a
+    silent node that its source no longer names is remembered, with its sandboxes as lost.
+    """
 
     heartbeat_s: float = 1.0
     timeout_s: float = 2.0
@@ -54,6 +56,7 @@ class Pace:
     lost_s: float = 60.0
     roster_s: float = 5.0
     source_s: float = 5.0
+    forget_s: float = 3600.0
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +93,7 @@ class NodeTable:
         self.by_endpoint: dict[Endpoint, Node] = {}
         self.by_id: dict[str, Node] = {}
         self.remembered: dict[str, str] = {}  # node id -> endpoint name, of a former run
+        self.is_partial: Callable[[], bool] = lambda: False  # may there be nodes that the source does not know of
         self.changed = asyncio.Event()
         self._images_at = float("-inf")
 
@@ -113,13 +117,13 @@ class NodeTable:
         """The node of this id, live or not.
 
         Raises NotFoundError when every endpoint has told its name and none is it; else PlatformError node_unreachable,
-        since it may be one that has not answered yet.
+        since it may be one that has not answered yet, or that Consul would tell of.
         """
         found = self.by_id.get(node)
         if found is not None:
             return found
         unheard = self.unheard()
-        if unheard or not self.by_endpoint:
+        if unheard or not self.by_endpoint or self.is_partial():
             raise PlatformError(
                 "node_unreachable",
                 f"node {node} has not been heard yet",

@@ -11,7 +11,7 @@ from aiohttp import web
 from libdsec.errors import CapacityError, DeniedError, DsecError, UsageError
 from libdsec.wire import CreateRequest, DrainRequest, NodeInfo, NodeList, Ok, State
 
-from nomad_dsec.gateway.api import ROUTES, KeyInfo, KeyList, KeyRequest, WhoAmI
+from nomad_dsec.gateway.api import ROUTES, KeyInfo, KeyList, KeyRequest, Ready, WhoAmI
 from nomad_dsec.gateway.call_routes import CallRoutes
 from nomad_dsec.gateway.doors.sandboxfusion_routes import FusionDoor
 from nomad_dsec.gateway.keys import Unauthenticated, check_namespace, require_admin
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _DRAIN_TIMEOUT_S = 30.0
+_STALE = "Consul does not answer: the list of nodes is the last good one"
 _MAX_INFO_BYTES = 8 * 1024 * 1024
 _SEGMENT = {"exec_id": "{exec_id:[A-Za-z0-9_-]{1,64}}"}
 
@@ -190,7 +191,8 @@ class Routes:
 
     async def _nodes(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         del request, principal
-        return json_reply(NodeList(nodes=self._gateway.table.infos()))
+        gateway = self._gateway
+        return json_reply(NodeList(nodes=gateway.table.infos(), notes=gateway.options.source.notes()))
 
     async def _drain(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         del principal
@@ -241,6 +243,10 @@ class Routes:
             number = sum(node.standing is standing for node in gateway.table.by_endpoint.values())
             gateway.metrics.nodes.labels(standing.value).set(number)
         gateway.metrics.calls.set(gateway.calls.under_way)
+        source = gateway.options.source
+        age_s = source.age_s()
+        gateway.metrics.nodes_stale.set(source.stale)
+        gateway.metrics.nodes_age.set(-1 if age_s is None else age_s)
         body = await asyncio.to_thread(gateway.metrics.render)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
@@ -250,11 +256,12 @@ class Routes:
 
     async def _readyz(self, request: web.Request, principal: None) -> web.StreamResponse:
         del request, principal
+        # for anybody to read: no addresses
+        notes = [_STALE] if self._gateway.options.source.stale else []
         if not self._gateway.table.live():
-            return error_reply(
-                CapacityError("no_nodes", "no node answers", hint="see `dsec node ls`", retry_after_s=1.0)
-            )
-        return json_reply(Ok())
+            said = "; ".join(["no node answers", *notes])
+            return error_reply(CapacityError("no_nodes", said, hint="see `dsec node ls`", retry_after_s=1.0))
+        return json_reply(Ready(notes=notes))
 
 
 def _path(template: str, request: web.Request) -> str:

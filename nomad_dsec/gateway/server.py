@@ -115,6 +115,8 @@ class Gateway:
             clock=clock, ledger=ledger, roster=roster, images=ImageIndex(), pace=options.pace
         )
         table.remembered = dict(db.read("SELECT node, endpoint FROM nodes"))
+        options.source.remember(table.remembered)
+        table.is_partial = lambda: options.source.stale
         stack.push_async_callback(table.close)
         room = await stack.enter_async_context(TaskRoom())
         reaper = Reaper(db, table, clock, self.metrics, room.spawn)
