@@ -136,9 +136,9 @@ def attr_of(nodeid: int, size: int) -> bytes:
     return _ATTR.pack(nodeid, size, (size + 511) // 512, 0, 0, 0, 0, 0, 0, mode, links, 0, 0, 0, 4096, 0)
 
 
-def entry_out(nodeid: int, size: int, *, valid_s: int) -> bytes:
+def entry_out(nodeid: int, size: int, *, name_valid_s: int, attr_valid_s: int) -> bytes:
     """A struct fuse_entry_out: a name that was found."""
-    return _ENTRY_OUT.pack(nodeid, 0, valid_s, valid_s, 0, 0) + attr_of(nodeid, size)
+    return _ENTRY_OUT.pack(nodeid, 0, name_valid_s, attr_valid_s, 0, 0) + attr_of(nodeid, size)
 
 
 def attr_out(nodeid: int, size: int, *, valid_s: int) -> bytes:
