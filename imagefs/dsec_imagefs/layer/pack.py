@@ -1,7 +1,7 @@
 """Write a blob in one pass: files one after another on 4 KiB boundaries, hashed whole and by blocks on the way.
 
-The two hashes (and the compression) run in two threads of their own beside the reading; hashlib, zstd and the kernel
-work without Python's lock, so a second core is used where there is one.
+Writing and the blob's own hash run in one thread, block hashes and compression in another, beside the reading: hashlib,
+zstd and the kernel work without Python's lock, so a second core is used where there is one.
 """
 
 from __future__ import annotations
@@ -126,16 +126,19 @@ class BlobWriter:
         self._used += pad
 
     def _flush(self) -> None:
-        """Hand the buffer to the hashers, write it, and go on with the next one that they have left."""
+        """Hand the buffer to the two threads and go on with the next one, once they have done with what was in it."""
         full = self._buffers[self._turn][: self._used]
-        self._busy[self._turn] = (self._whole.submit(self._hash.update, full), self._parts.submit(self._cut, full))
-        write_all(self._blob_fd, full)
+        self._busy[self._turn] = (self._whole.submit(self._write, full), self._parts.submit(self._cut, full))
         self._flushed += self._used
         self._progress(self._flushed)
         self._turn = (self._turn + 1) % _BUFFERS
         self._used = 0
         for job in self._busy[self._turn]:
             job.result()
+
+    def _write(self, full: memoryview) -> None:
+        write_all(self._blob_fd, full)
+        self._hash.update(full)
 
     def _cut(self, full: memoryview) -> None:
         """Hash and encode the blocks of a buffer; only the blob's last buffer can end within one."""

@@ -51,7 +51,7 @@ def parse_header(block: bytes) -> Header:
     """Decode a header block; raises TarError when its checksum or a number is wrong."""
     fields = _HEADER.unpack(block)
     stored = parse_number(fields[6])
-    unsigned = sum(block[:148]) + 256 + sum(block[156:])
+    unsigned = sum(block) - sum(block[148:156]) + 256
     if stored != unsigned:  # some old writers summed signed chars
         negative = sum(byte >= 0x80 for byte in block[:148] + block[156:])
         if stored != unsigned - 256 * negative:
