@@ -88,17 +88,22 @@ class SecretSource:
 
 def _from_file(path: Path, field: str) -> Secret:
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+        # a FIFO without a writer would block an open for ever
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(fd).st_mode
             if not stat.S_ISREG(mode):
                 raise UsageError("bad_secret_file", f"{path} is no regular file", field=field)
             if mode & 0o007:
                 raise DeniedError("open_secret_file", f"{path} is open to everyone", field=field, hint="chmod 600")
-            data = file.read(SECRET_BYTES + 1)
+            with open(fd, "rb", closefd=False) as file:
+                data = file.read(SECRET_BYTES + 1)
+        finally:
+            os.close(fd)
     except FileNotFoundError as error:
         raise NotFoundError("no_such_secret", f"there is no file {path}", field=field) from error
     except OSError as error:
-        raise PlatformError("secret_unreadable", f"{path} can't be read: {error.strerror}") from error
+        raise PlatformError("secret_unreadable", f"{path} can't be read: {error.strerror}", field=field) from error
     if len(data) > SECRET_BYTES:
         raise UsageError("bad_secret_file", f"{path} is over {SECRET_BYTES} bytes", field=field)
     try:

@@ -74,7 +74,7 @@ for _tool in (
     "clang",
     "nomad",
     "consul",
-    "vault",
+    "openssl",
     "gdb",
 ):
     ability(_tool)(functools.partial(_has_tool, _tool))
@@ -93,6 +93,15 @@ def _go() -> str:
         ["go", "mod", "download"], cwd=module, capture_output=True, text=True, check=False, timeout=300
     )
     return "" if done.returncode == 0 else f"go can't get the modules of tests/kit/gohost: {done.stderr[-200:].strip()}"
+
+
+@ability("vault")
+def _vault() -> str:
+    from tests.kit.vault import vault_program
+
+    if not vault_program():
+        return "neither vault nor bao is on PATH"
+    return _has_tool("openssl")
 
 
 @ability("nomad-exec")
@@ -169,6 +178,14 @@ def _userns() -> str:
 def _netns() -> str:
     done = subprocess.run(["unshare", "-n", "true"], capture_output=True, timeout=10, check=False)
     return "" if done.returncode == 0 else done.stderr.decode().strip()
+
+
+@ability("language-image")
+def _language_image() -> str:
+    store = os.environ.get("DSEC_TEST_LANGUAGES", "")
+    if store and any(Path(store, "refs").glob("debian-languages*")):
+        return ""
+    return "DSEC_TEST_LANGUAGES names no image store with `debian-languages` (see tests/system/fncall/test_languages.py)"
 
 
 @ability("docker")
