@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.blobd.settings import Places, Settings
-from dsec_imagefs.blobd.source import OpenStore, open_store
+from dsec_imagefs.blobd.source import open_store
 from dsec_imagefs.blobd.supervisor import Adopted, Supervisor
 from dsec_imagefs.durable import try_lock
 from dsec_imagefs.errors import ImageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from dsec_imagefs.blobd.source import OpenStore
 
 OOM_SCORE_ADJ = -900  # the server dies last: with it every sandbox of its images would
 

@@ -55,10 +55,10 @@ class Budget:
             self._order.append((blob, number))
             self.used_bytes += blob.index.raw_length(number)
 
-    def remove_block(self, blob: CachedBlob, number: int) -> None:
-        """A block turned out wrong and was dropped; its place in the order is passed over later."""
+    def freed(self, length: int) -> None:
+        """Blocks of so many bytes were dropped; their places in the order are passed over later."""
         with self._lock:
-            self.used_bytes -= blob.index.raw_length(number)
+            self.used_bytes -= length
 
     def has_room(self, length: int) -> bool:
         """Whether so many bytes may be stored now; evicts for them when needed.

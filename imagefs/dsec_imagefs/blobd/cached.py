@@ -129,7 +129,12 @@ class CachedBlob:
 
     def present_bytes(self) -> int:
         """What its blocks take on disk, by count (blocks of zeros too)."""
-        return min(self.index.blob_size, (self.index.count - self.states.count(ABSENT)) << self.shift)
+        present = self.index.count - self.states.count(ABSENT)
+        if not present:
+            return 0
+        last = self.index.count - 1
+        short = self.index.block_bytes - self.index.raw_length(last) if self.states[last] != ABSENT else 0
+        return (present << self.shift) - short
 
     def store(self, number: int, data: bytes) -> bool:
         """Keep a verified block. False when the disk is full or the block is just being evicted: not kept.
@@ -179,22 +184,23 @@ class CachedBlob:
         """A block's bytes as they lie on disk, of whatever state; short when the file was cut."""
         return os.pread(self.fd, self.index.raw_length(number), number << self.shift)
 
-    def check(self, number: int) -> bytes | None:
-        """Hash a suspect block: its bytes when they are right (it is trusted then), else None and it is absent."""
+    def check(self, number: int) -> tuple[bytes | None, int]:
+        """Hash a suspect block: its bytes when they are right; else None, and how many bytes were dropped for it."""
         generation = self.generation
         data = self.read(number)
         right = self.index.verify(number, data)
         with self._lock:
             if self.generation != generation:
-                return data if right else None
+                return (data if right else None), 0
             if right:
                 if self.states[number] == SUSPECT:
                     self.states[number] = TRUSTED
                     self._unsynced.add(number)
-                return data
+                return data, 0
+            dropped = self.index.raw_length(number) if self.states[number] != ABSENT else 0
             self.states[number] = ABSENT
             self._unsynced.discard(number)
-        return None
+        return None, dropped
 
     def drop(self, numbers: Collection[int]) -> int:
         """Punch out blocks; returns the bytes freed. The map says so before the data goes.

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from dsec_imagefs.blobd.block_map import ABSENT, SUSPECT, TRUSTED
+from dsec_imagefs.blobd.block_map import SUSPECT, TRUSTED
 
 if TYPE_CHECKING:
     from dsec_imagefs.blobd.budget import Budget
@@ -64,14 +64,14 @@ class Filler:
             if blob.generation == generation and len(data) == blob.index.raw_length(number):
                 return data
         elif state == SUSPECT:
-            checked = blob.check(number)
+            checked, dropped_bytes = blob.check(number)
             self._counters.rehashed_blocks += 1
             if checked is not None:
                 self._places.note(blob, number)
                 return checked
-            if blob.states[number] == ABSENT:
+            if dropped_bytes:
                 self._counters.wrong_local_blocks += 1
-                self._budget.remove_block(blob, number)
+                self._budget.freed(dropped_bytes)
         with self._lock:
             return self._memory.get((blob, number))
 

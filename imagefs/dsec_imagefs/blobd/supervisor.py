@@ -13,33 +13,33 @@ import secrets
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dsec_imagefs.blobd import connection
 from dsec_imagefs.blobd.control import Control, listen
 from dsec_imagefs.blobd.fuse_wire import Negotiated
 from dsec_imagefs.blobd.shared import SharedState
-from dsec_imagefs.blobd.source import OpenStore, open_store
+from dsec_imagefs.blobd.source import open_store
 from dsec_imagefs.blobd.verbs import Verbs
 from dsec_imagefs.blobd.worker import Inherited, Worker
-from dsec_imagefs.errors import ImageError, SyscallError
+from dsec_imagefs.errors import SyscallError
 from dsec_imagefs.syscalls import MNT_DETACH, umount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsec_imagefs.blobd.settings import Places, Settings
+    from dsec_imagefs.blobd.source import OpenStore
 
 log = logging.getLogger("dsec.blobd")
 _QUICK_S = 5.0  # a worker that lives shorter counts as a quick death
 _QUICK_DEATHS = 8  # so many in a row: every reader is told (EIO) and a new mount made
 _STOP_TIMEOUT_S = 10.0
-_CLEAN = 0
+_CLEAN, _REPLACE, _FAILED = 0, 71, 72
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,6 @@ class Adopted:
     minor: int
     flags: int
     mount_id: str
-    worker_pid: int = 0
 
     def render(self) -> str:
         """For argv."""
@@ -139,17 +138,16 @@ class Supervisor:
         pid = os.fork()
         if pid:
             return pid
-        code = 72
+        code = _FAILED
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            self._be_worker(supervisor, resend=resend)
-            code = _CLEAN
+            code = self._be_worker(supervisor, resend=resend)
         except BaseException:
             log.exception("the worker failed")
         finally:
             os._exit(code)
 
-    def _be_worker(self, supervisor: int, *, resend: bool) -> None:
+    def _be_worker(self, supervisor: int, *, resend: bool) -> int:
         inherited = Inherited(
             fuse_fd=self._fuse_fd,
             listen_fd=self._listener.fileno(),
@@ -162,8 +160,15 @@ class Supervisor:
         watch = threading.Thread(target=self._watch_supervisor, args=(worker, supervisor), name="watch", daemon=True)
         watch.start()
         worker.start(resend=resend)
-        Control(self._listener, Verbs(worker, worker.stopping.set), worker.counters).start()
+        asked = threading.Event()  # by the verb; SIGTERM to a worker alone only replaces it
+
+        def stop() -> None:
+            asked.set()
+            worker.stopping.set()
+
+        Control(self._listener, Verbs(worker, stop), worker.counters).start()
         worker.run_clock()
+        return _CLEAN if asked.is_set() else _REPLACE
 
     def _watch_supervisor(self, worker: Worker, pid: int) -> None:
         """In the worker: take the supervisor's place when it dies."""
@@ -189,7 +194,7 @@ class Supervisor:
         )
         for fd in (adopted.fuse_fd, adopted.listen_fd, adopted.shared_fd, adopted.lock_fd):
             os.set_inheritable(fd, True)
-        os.execv(sys.executable, [*self._argv, "--adopt", adopted.render()])
+        os.execv(self._argv[0], [*self._argv, "--adopt", adopted.render()])  # noqa: S606
 
     def _watch(self, pid: int) -> int:
         """Wait for a worker's end, and bring it about when it hangs or we shall stop; its exit code, or -signal."""
@@ -246,18 +251,3 @@ def is_supported() -> tuple[bool, str]:
     except OSError as err:
         return False, f"/dev/fuse can't be opened: {err.strerror}"
     return True, ""
-
-
-def read_adopted(text: str) -> Adopted:
-    """Raises ImageError for what is no hand-over."""
-    try:
-        return Adopted.parse(text)
-    except (ValueError, TypeError) as err:
-        raise ImageError(
-            "bad_source", f"--adopt {text[:80]!r}: {err}", "it is for the server's own use", "adopt"
-        ) from err
-
-
-def describe(error: BaseException) -> dict[str, Any]:
-    """For the log."""
-    return {"error": type(error).__name__, "message": str(error)}

@@ -104,9 +104,8 @@ class Table:
         known = self._attached.get(spec.digest)
         if known is not None and known.blob is not None:
             if known.record.spec.size != spec.size:
-                raise ImageError(
-                    "conflict", f"{spec.digest} is attached with {known.record.spec.size} bytes", "", "size"
-                )
+                text = f"{spec.digest} is attached with {known.record.spec.size} bytes"
+                raise ImageError("conflict", text, "", "size")
             if known.record.spec != spec:
                 index = load_index(spec)
                 if index.block_bytes != known.blob.index.block_bytes:

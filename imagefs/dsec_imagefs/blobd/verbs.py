@@ -50,9 +50,8 @@ class Verbs:
         verb = message.get("verb")
         found = self._verbs.get(verb) if isinstance(verb, str) else None
         if found is None:
-            raise ImageError(
-                "bad_source", f"there is no verb {str(verb)[:40]!r}", f"one of {', '.join(self._verbs)}", "verb"
-            )
+            hint = f"one of {', '.join(self._verbs)}"
+            raise ImageError("bad_source", f"there is no verb {str(verb)[:40]!r}", hint, "verb")
         return found(message)
 
     def _attached(self, message: dict[str, Any]) -> Attached:
@@ -148,12 +147,9 @@ class Verbs:
             return {"freed_bytes": worker.budget.evict(wanted)}
         attached, blob = self._blob(message)
         if not blob.complete:
-            present = [number for number, state in enumerate(blob.states) if state != ABSENT]
-            worker.budget.remove_blob(blob)
-            try:
-                return {"freed_bytes": blob.drop(present)}
-            finally:
-                worker.budget.add_blob(blob)
+            freed = blob.drop([number for number, state in enumerate(blob.states) if state != ABSENT])
+            worker.budget.freed(freed)
+            return {"freed_bytes": freed}
         with worker.table.change:
             self._check_idle(attached, what="evict")
             if not attached.record.ours and not attached.record.spec.store:
@@ -197,8 +193,7 @@ class Verbs:
                 continue
             bad.append(number)
             if not blob.complete:
-                blob.drop([number])
-                worker.budget.remove_block(blob, number)
+                worker.budget.freed(blob.drop([number]))
                 worker.counters.wrong_local_blocks += 1
                 dropped += 1
         return {"checked": checked, "bad": bad, "dropped": dropped}

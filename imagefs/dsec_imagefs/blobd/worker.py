@@ -20,7 +20,7 @@ from dsec_imagefs.blobd.fuse_wire import notify_resend
 from dsec_imagefs.blobd.metrics import Counters
 from dsec_imagefs.blobd.reads import Reads
 from dsec_imagefs.blobd.session import Session
-from dsec_imagefs.blobd.source import OpenStore, Sources, open_store
+from dsec_imagefs.blobd.source import Sources, open_store
 from dsec_imagefs.blobd.table import Table
 from dsec_imagefs.errors import ImageError
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dsec_imagefs.blobd.fuse_wire import Negotiated
     from dsec_imagefs.blobd.settings import Places, Settings
     from dsec_imagefs.blobd.shared import SharedState
+    from dsec_imagefs.blobd.source import OpenStore
     from dsec_imagefs.blobd.table import Attached
 
 log = logging.getLogger("dsec.blobd")
@@ -112,7 +113,7 @@ class Worker:
             os._exit(70)
         if not self.stopping.is_set():
             log.warning("the FUSE connection ended")
-            os._exit(71)
+            os._exit(69)
 
     def opened(self, attached: Attached) -> None:
         """Count a blob that was just opened."""
