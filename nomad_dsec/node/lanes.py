@@ -20,6 +20,7 @@ from nomad_dsec.backends.fncall.lane import Lane
 from nomad_dsec.backends.fncall.pool import LaneKind, LanePool, Marks
 from nomad_dsec.backends.fncall.queue import FairQueue
 from nomad_dsec.backends.fncall.runner import Runner
+from nomad_dsec.backends.fncall.warm import WarmUps
 from nomad_dsec.node.fingerprint import machine_cpus
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Lanes:
         self.pool: LanePool[Lane] = LanePool(marks, self._start, self._spawn)
         self._cache = ArtefactCache(node.data / "fncall", memory_bytes=CACHE_MEMORY_BYTES, disk_bytes=CACHE_DISK_BYTES)
         runner = Runner(self.queue, self.pool)
-        self._engine = Engine(runner, Compiler(runner, self._cache))
+        warm_ups = WarmUps(runner, self._cache, self._spawn)
+        self._engine = Engine(runner, Compiler(runner, self._cache, warm_ups))
         self._flights = Flights(self._spawn)
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

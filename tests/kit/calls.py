@@ -37,10 +37,11 @@ class CallHost:
     lanes: Lanes
     backend: ContainerBackend
     node: str
+    image: str = IMAGE
 
     async def run(self, *, namespace: str = "test", **fields: Any) -> FnResult:
         """One call; `limits` may be a dict."""
-        return await self.lanes.run(_request(fields), namespace=namespace, digest="")
+        return await self.lanes.run(_request(self.image, fields), namespace=namespace, digest="")
 
     async def python(self, code: str, **fields: Any) -> FnResult:
         """One call in the zygote."""
@@ -48,22 +49,22 @@ class CallHost:
 
     async def submit(self, tests: list[FnTest], *, stop_at_first: bool = False, **fields: Any) -> SubmitResult:
         """A submission with its tests."""
-        request = SubmitRequest(program=_request(fields), tests=tests, stop_at_first=stop_at_first)
+        request = SubmitRequest(program=_request(self.image, fields), tests=tests, stop_at_first=stop_at_first)
         return await self.lanes.submit(request, namespace="test", digest="")
 
 
-def _request(fields: dict[str, Any]) -> FnRequest:
+def _request(image: str, fields: dict[str, Any]) -> FnRequest:
     for name in ("limits", "compile_limits"):
         if name in fields:
             fields[name] = FnLimits(**fields[name])
-    return FnRequest(image=IMAGE, **fields)
+    return FnRequest(image=image, **fields)
 
 
 @asynccontextmanager
-async def open_call_host(directory: Path) -> AsyncIterator[CallHost]:
-    """All of it, and its end."""
+async def open_call_host(directory: Path, *, images: Path | None = None, image: str = IMAGE) -> AsyncIterator[CallHost]:
+    """All of it, and its end. images: a store that has `image`; that of the development image unless given."""
     name = f"fn{os.getpid()}{secrets.token_hex(2)}"
-    store = ImageStore(image_store())
+    store = ImageStore(images or image_store())
     settings = ContainerConfig(
         node=name, data=directory / "node", init_binary=build(directory / "bin"), pool_slots=2, network_pool=0,
     )  # fmt: skip
@@ -76,7 +77,7 @@ async def open_call_host(directory: Path) -> AsyncIterator[CallHost]:
             )  # fmt: skip
             lanes = Lanes(node)
             try:
-                yield CallHost(lanes=lanes, backend=backend, node=name)
+                yield CallHost(lanes=lanes, backend=backend, node=name, image=image)
             finally:
                 await lanes.close()
     finally:

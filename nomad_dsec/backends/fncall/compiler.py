@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from libdsec.wire_fncall import CompileResult
@@ -12,24 +14,35 @@ from nomad_dsec.backends.fncall.artefacts import Artefact, key_of
 from nomad_dsec.backends.fncall.lane import Room
 from nomad_dsec.backends.fncall.outcome import check_started, facts_of, result_of
 from nomad_dsec.backends.fncall.pool import LaneKind
-from nomad_dsec.backends.fncall.program import COMPILE_PIDS, MIB, Program, plan_compile
+from nomad_dsec.backends.fncall.program import COMPILE_PIDS, MIB, Program, plan_compile, tool_environment, with_warm
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nomad_dsec.backends.fncall.artefacts import ArtefactCache
     from nomad_dsec.backends.fncall.lane_wire import LaneCall
     from nomad_dsec.backends.fncall.runner import Runner
+    from nomad_dsec.backends.fncall.warm import WarmUps
 
 
 class Compiler:
-    """Over the runner and the cache."""
+    """Over the runner and the cache, with what compilers were given beforehand."""
 
-    def __init__(self, runner: Runner, cache: ArtefactCache) -> None:
+    def __init__(self, runner: Runner, cache: ArtefactCache, warm_ups: WarmUps) -> None:
         self._runner = runner
         self._cache = cache
+        self._warm_ups = warm_ups
         self._under_way: dict[str, asyncio.Future[None]] = {}
 
     async def compiled(
-        self, program: Program, env: list[bytes], *, digest: str, namespace: str, purpose: str
+        self,
+        program: Program,
+        env: list[bytes],
+        *,
+        image_env: Mapping[str, str],
+        digest: str,
+        namespace: str,
+        purpose: str,
     ) -> tuple[Artefact, CompileResult]:
         """The artefact, which the caller releases, and what the compiler said. One that failed has no files.
 
@@ -51,13 +64,29 @@ class Compiler:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._under_way[key] = done
         try:
-            return await self._compile(key, program, call, LaneKind(digest=digest, purpose=purpose), namespace)
+            kind = LaneKind(digest=digest, purpose=purpose)
+            assert program.language is not None
+            warm = await self._warm_ups.take(
+                program.language,
+                tool_environment(program.language, image_env),
+                kind=kind,
+                namespace=namespace,
+                wait_s=limits.wall_s,
+            )
+            with ExitStack() as opened:
+                stdin_fd = -1
+                if warm is not None:
+                    opened.callback(warm.release)
+                    call = with_warm(call)
+                    stdin_fd = os.open(f"/proc/self/fd/{warm.binary_fd}", os.O_RDONLY | os.O_CLOEXEC)
+                    opened.callback(os.close, stdin_fd)
+                return await self._compile(key, program, call, kind, namespace, stdin_fd)
         finally:
             del self._under_way[key]
             done.cancel()
 
     async def _compile(
-        self, key: str, program: Program, call: LaneCall, kind: LaneKind, namespace: str
+        self, key: str, program: Program, call: LaneCall, kind: LaneKind, namespace: str, stdin_fd: int
     ) -> tuple[Artefact, CompileResult]:
         request, row = program.request, program.language
         limits = request.compile_limits
@@ -66,7 +95,9 @@ class Compiler:
             memory_bytes=(limits.memory_mib + row.memory_overhead_mib) * MIB + call.disk_bytes + call.fetch_bytes,
             pids=max(limits.pids, COMPILE_PIDS),
         )
-        ran = await self._runner.run(kind, call, room, namespace=namespace, timeout_s=request.queue_timeout_s)
+        ran = await self._runner.run(
+            kind, call, room, namespace=namespace, timeout_s=request.queue_timeout_s, stdin_fd=stdin_fd
+        )
         check_started(ran.reply, call.argv[0], language=row.name)
         facts = facts_of(ran.reply)
         outcome = result_of(ran.reply, limits, queue_s=ran.queue_s)

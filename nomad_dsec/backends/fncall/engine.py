@@ -48,9 +48,9 @@ class Engine:
         test = FnTest(stdin=request.stdin, expected=request.expected)
         judged = await self._judge(request, [test], digest, image_env, namespace, stop_at_first=True)
         if not judged.tests:  # it does not compile
-            stderr = judged.compile.stderr if judged.compile else b""
+            said = judged.compile.stderr or judged.compile.stdout if judged.compile else b""  # tsc uses stdout
             return FnResult(
-                verdict=judged.verdict, compile=judged.compile, message=_words(stderr), call_id=request.call_id
+                verdict=judged.verdict, compile=judged.compile, message=_words(said), call_id=request.call_id
             )
         result = judged.tests[0]
         result.compile = judged.compile
@@ -81,7 +81,7 @@ class Engine:
         if not program.is_compiled:
             return await case.judge(tests, None, None, stop_at_first=stop_at_first)
         artefact, compiled = await self._compiler.compiled(
-            program, case.env, digest=digest, namespace=namespace, purpose=""
+            program, case.env, image_env=image_env, digest=digest, namespace=namespace, purpose=""
         )
         try:
             if not compiled.ok:
@@ -158,7 +158,7 @@ class Engine:
             if program.is_compiled:
                 # Without the files: they are no part of the compilation.
                 artefact, compiled = await self._compiler.compiled(
-                    checker, env, digest=digest, namespace=namespace, purpose=CHECKER
+                    checker, env, image_env=image_env, digest=digest, namespace=namespace, purpose=CHECKER
                 )
                 if not compiled.ok:
                     return "internal_error", f"the checker does not compile: {_words(compiled.stderr)}"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from libdsec.errors import UsageError
+from libdsec.wire_fncall import FnLimits
 
 from nomad_dsec.backends.fncall import lane_wire as wire
 from nomad_dsec.backends.fncall.lane_wire import LaneCall
-from nomad_dsec.backends.fncall.languages import find_language, render
+from nomad_dsec.backends.fncall.languages import BINARY, UNPACK, find_language, render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from libdsec.wire_fncall import FnLimits, FnRequest
+    from libdsec.wire_fncall import FnRequest
 
     from nomad_dsec.backends.fncall.languages import Language
 
@@ -26,6 +27,7 @@ ARTEFACT_MAX_BYTES: Final = 128 * MIB
 COMPILE_DISK_MIB: Final = 512
 COMPILE_PIDS: Final = 256
 NOFILE: Final = 1024
+WARM_LIMITS: Final = FnLimits(cpu_s=300, wall_s=300, memory_mib=1024, disk_mib=768, pids=COMPILE_PIDS)
 _BASE_ENV: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _OWN_ENV: Final = {"HOME": "/tmp", "PWD": "/tmp/work", "USER": "nobody"}
 
@@ -98,6 +100,11 @@ def environment(program: Program, image_env: Mapping[str, str]) -> list[bytes]:
     return list(wire.env_words(_BASE_ENV | dict(image_env) | _OWN_ENV | row_env | program.request.env))
 
 
+def tool_environment(row: Language, image_env: Mapping[str, str]) -> list[bytes]:
+    """What a language's tools run with where no request has a say."""
+    return list(wire.env_words(_BASE_ENV | dict(image_env) | _OWN_ENV | row.env))
+
+
 def sources(program: Program) -> dict[str, tuple[int, bytes]]:
     """Files of the request, the code among them."""
     files = {name: (0o644, content) for name, content in program.request.files.items()}
@@ -120,6 +127,30 @@ def plan_compile(program: Program, env: list[bytes]) -> LaneCall:
         fetch_bytes=ARTEFACT_MAX_BYTES,
         disk_mib=disk_mib,
     )
+
+
+def plan_warm(row: Language, env: list[bytes]) -> LaneCall:
+    """The run that makes what later compilations are given."""
+    return _call(
+        WARM_LIMITS,
+        argv=_words(render(row.warm, row), "language"),
+        env=env,
+        files={},
+        fetch=[BINARY],
+        fetch_bytes=ARTEFACT_MAX_BYTES,
+        disk_mib=WARM_LIMITS.disk_mib,
+    )
+
+
+def plan_probe(row: Language, env: list[bytes]) -> LaneCall:
+    """The run that shows whether the image has the tool."""
+    argv = _words(render(row.probe, row), "language")
+    return _call(WARM_LIMITS, argv=argv, env=env, files={}, fetch=[], fetch_bytes=0, disk_mib=1)
+
+
+def with_warm(call: LaneCall) -> LaneCall:
+    """A compilation whose stdin is what plan_warm made."""
+    return replace(call, argv=(*_words(UNPACK, "language"), *call.argv))
 
 
 def plan_run(program: Program, env: list[bytes], *, stdin: bytes, files: dict[str, tuple[int, bytes]]) -> LaneCall:
