@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ROOT = "hvs.root-of-the-test"
-START_S = 60.0
+ROOT = "root-of-the-test"  # an id of our own may have no dot
+START_S = 40.0
 _serial = itertools.count(1)
 
 
