@@ -78,8 +78,8 @@ class Store(Protocol):
     def size(self, digest: str, *, deadline: float) -> int:
         """Length of an object; raises StoreError ``not_found``."""
 
-    def has(self, digest: str, *, deadline: float) -> bool:
-        """Whether the object is there, whole."""
+    def has(self, digest: str, *, deadline: float, size: int | None = None) -> bool:
+        """Whether the object is there, whole: of this length when one is given. False too where no store is yet."""
 
     def put(self, digest: str, path: Path, *, deadline: float, progress: Progress | None = None) -> bool:
         """Publish a file under its digest; the bytes are checked first.

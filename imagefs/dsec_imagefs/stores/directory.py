@@ -75,25 +75,24 @@ class DirectoryStore:
         with self._faults(path, "object"):
             return path.stat(follow_symlinks=False).st_size
 
-    def has(self, digest: str, *, deadline: float) -> bool:
-        """Whether the object is there."""
+    def has(self, digest: str, *, deadline: float, size: int | None = None) -> bool:
+        """Whether the object is there; one of another length is what a server's crash left."""
+        path = self._object(digest)
+        remaining(deadline, self.label)
         try:
-            self.size(digest, deadline=deadline)
+            with self._faults(path, "object"):
+                found = path.stat(follow_symlinks=False).st_size
         except StoreError as error:
-            if error.code != "not_found":
-                raise
-            return False
-        return True
+            if isinstance(error.__cause__ or error.__context__, FileNotFoundError):
+                return False  # also where no store is yet: whoever asks is about to push
+            raise
+        return size in (None, found)
 
     def put(self, digest: str, path: Path, *, deadline: float, progress: Progress | None = None) -> bool:
         """Copy a file in under its digest, checked on the way."""
         target, total = self._object(digest), path.stat().st_size
-        try:
-            if self.size(digest, deadline=deadline) == total:
-                return False  # another length is what a server's crash left: replaced below
-        except StoreError as error:
-            if error.code not in ("not_found", "unavailable"):
-                raise
+        if self.has(digest, deadline=deadline, size=total):
+            return False
         self._prepare()
 
         def copy(fd: int) -> None:

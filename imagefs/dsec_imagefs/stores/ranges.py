@@ -44,12 +44,13 @@ def read_range(reply: Reply, offset: int, length: int) -> bytes:
 
 
 def check_content_range(headers: Mapping[str, str], offset: int, length: int, what: str) -> None:
-    """Raise StoreError ``bad_reply`` unless a 206 is of exactly the asked range."""
+    """Raise StoreError ``bad_reply`` (or ``short``) unless a 206 is of exactly the asked range."""
     given = headers.get("Content-Range", "")
     match = _CONTENT_RANGE.fullmatch(given)
     if match is None or (int(match[1]), int(match[2])) != (offset, offset + length - 1):
+        cut = match is not None and int(match[1]) == offset and int(match[2]) < offset + length - 1
         text = f"{what}: asked for {offset}+{length}, was given Content-Range {given[:80]!r}"
-        raise StoreError("bad_reply", text, retryable=True)
+        raise StoreError("short" if cut else "bad_reply", text, retryable=True)
     told = headers.get("Content-Length")
     if told is not None and told != str(length):
         raise StoreError(

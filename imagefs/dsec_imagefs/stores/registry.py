@@ -106,23 +106,24 @@ class RegistryStore:
             raise StoreError("bad_reply", f"{what}: the registry does not tell its length")
         return int(told)
 
-    def has(self, digest: str, *, deadline: float) -> bool:
+    def has(self, digest: str, *, deadline: float, size: int | None = None) -> bool:
         """Whether the blob is there."""
         try:
-            self.size(digest, deadline=deadline)
+            found = self.size(digest, deadline=deadline)
         except StoreError as error:
             if error.code != "not_found":
                 raise
             return False
-        return True
+        return size in (None, found)
 
     def put(self, digest: str, path: Path, *, deadline: float, progress: Progress | None = None) -> bool:
         """Upload a file; the registry checks its digest too."""
-        if self.has(digest, deadline=deadline):
+        size = path.stat().st_size
+        if self.has(digest, deadline=deadline, size=size):
             return False
         check_file(path, digest, deadline)
         with path.open("rb", buffering=0) as file:
-            self._upload(plain_hex(digest)).send(file, path.stat().st_size, deadline, progress)
+            self._upload(plain_hex(digest)).send(file, size, deadline, progress)
         return True
 
     def _upload(self, digest: str) -> Upload:

@@ -63,25 +63,21 @@ class S3Store:
             raise StoreError("bad_reply", f"{what}: the store does not tell its length")
         return int(told)
 
-    def has(self, digest: str, *, deadline: float) -> bool:
+    def has(self, digest: str, *, deadline: float, size: int | None = None) -> bool:
         """Whether the object is there; needs the right to list, without which S3 refuses instead of saying no."""
         try:
-            self.size(digest, deadline=deadline)
+            found = self.size(digest, deadline=deadline)
         except StoreError as error:
             if error.code != "not_found":
                 raise
             return False
-        return True
+        return size in (None, found)
 
     def put(self, digest: str, path: Path, *, deadline: float, progress: Progress | None = None) -> bool:
         """Upload a file, a large one in parts; it appears whole or not at all."""
         name, size = plain_hex(digest), path.stat().st_size
-        try:
-            if self.size(name, deadline=deadline) == size:
-                return False
-        except StoreError as error:
-            if error.code != "not_found":
-                raise
+        if self.has(name, deadline=deadline, size=size):
+            return False
         check_file(path, name, deadline)
         key, what = f"objects/{name}", f"{self.label}: upload of {name}"
         with path.open("rb", buffering=0) as file:

@@ -161,31 +161,29 @@ class S3Client:
 
 
 @dataclass(slots=True)
-class _Login:
-    """What botocore takes for credentials; it asks for the frozen ones at each signature."""
-
-    logins: Logins
-    bucket: str
-    method: str = "dsec"
-
-    def get_frozen_credentials(self) -> Any:
-        from botocore.credentials import ReadOnlyCredentials
-
-        login = self.logins(self.bucket)
-        if login is None:
-            raise StoreError("denied", f"s3://{self.bucket}: there is no login for it", "give one, or anonymous=true")
-        return ReadOnlyCredentials(login.user, login.password, login.token or None)
-
-
-@dataclass(slots=True)
 class _Provider:
+    """Our logins as one of botocore's ways to credentials."""
+
     logins: Logins
     bucket: str
     METHOD: str = "dsec"
     CANONICAL_NAME: str = "dsec"
 
-    def load(self) -> _Login:
-        return _Login(self.logins, self.bucket)
+    def load(self) -> Any:
+        import botocore.credentials
+
+        logins, bucket = self.logins, self.bucket
+
+        class Live(botocore.credentials.Credentials):  # type: ignore[misc]  # botocore has no types
+            """Asked at each signature, so that a secret may change."""
+
+            def get_frozen_credentials(self) -> Any:
+                login = logins(bucket)
+                if login is None:
+                    raise StoreError("denied", f"s3://{bucket}: there is no login for it", "give one or anonymous=true")
+                return botocore.credentials.ReadOnlyCredentials(login.user, login.password, login.token or None)
+
+        return Live("", "", method="dsec")
 
 
 def _translated(error: Exception, what: str) -> StoreError:

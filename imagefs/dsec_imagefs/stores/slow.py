@@ -64,10 +64,10 @@ class SlowStore:
         self.link.pass_bytes(0, deadline, self.label)
         return self.store.size(digest, deadline=deadline)
 
-    def has(self, digest: str, *, deadline: float) -> bool:
+    def has(self, digest: str, *, deadline: float, size: int | None = None) -> bool:
         """After one latency."""
         self.link.pass_bytes(0, deadline, self.label)
-        return self.store.has(digest, deadline=deadline)
+        return self.store.has(digest, deadline=deadline, size=size)
 
     def put(self, digest: str, path: Path, *, deadline: float, progress: Progress | None = None) -> bool:
         """At once."""

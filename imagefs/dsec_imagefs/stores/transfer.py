@@ -102,7 +102,7 @@ def push_image(
         report = meter.part(item.size)
 
         def attempt(until: float) -> bool:
-            if store.has(item.digest, deadline=until):
+            if store.has(item.digest, deadline=until, size=item.size):
                 return False
             return store.put(item.digest, find(item.digest), deadline=until, progress=lambda done, _: report(done))
 
