@@ -1,4 +1,4 @@
-"""Create to ready, SDK to SDK, everything on; and create+kill a second with 16 callers, against bare crun."""
+"""Create to ready, SDK to SDK, everything on; create+kill a second with 16 callers; against crun and `docker run`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from libdsec import AsyncClient, AsyncSandbox
 
 from tests.bench import peers
+from tests.bench.docker_engine import docker
 from tests.bench.live import live, percentiles
 
 if TYPE_CHECKING:
@@ -74,7 +75,22 @@ async def _measure(bench: Bench, machine: Any) -> dict[str, Any]:
     result["cpu_ms_per_cycle"] = used
     if peers.has_crun():
         result |= _against_crun(bench, bench.data("crun"), series["create_ms"], rate)
-    return result
+    return result | _against_docker(bench, series["create_ms"], rate)
+
+
+def _against_docker(bench: Bench, ours_ms: list[float], ours_rate: float) -> dict[str, Any]:
+    with bench.mounted_root() as root, docker(bench.data("docker"), root) as engine:
+        if engine is None:
+            return {}
+        single, _ = peers.docker_series(engine, "true", count=bench.size(20, 8), workers=1)
+        _, rate = peers.docker_series(engine, "true", count=bench.size(40, 10), workers=2)
+    run_ms = percentiles(single)
+    return {
+        "docker_run_ms": run_ms,
+        "docker_run_per_s_2": round(rate, 2),
+        "ratio_create_p50_to_docker": round(percentiles(ours_ms)["p50"] / run_ms["p50"], 3),
+        "ratio_rate_to_docker": round(ours_rate / rate, 1),
+    }
 
 
 def _against_crun(bench: Bench, work: Path, ours_ms: list[float], ours_rate: float) -> dict[str, Any]:

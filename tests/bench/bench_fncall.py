@@ -15,6 +15,7 @@ from libdsec.wire_fncall import FnLimits
 
 from tests.bench import peers
 from tests.bench.bench_cycles import counts
+from tests.bench.docker_engine import docker
 from tests.bench.live import live, percentiles
 
 if TYPE_CHECKING:
@@ -109,10 +110,12 @@ async def _measure(bench: Bench, machine: Any) -> dict[str, Any]:
 
 def _peers(bench: Bench, ours_per_s: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    docker_per_s = peers.docker_rate(count=bench.size(40, 6), workers=2)
-    if docker_per_s is not None:
-        found["docker_run_per_s_2"] = round(docker_per_s, 2)
-        found["ratio_to_docker_run"] = round(ours_per_s / docker_per_s, 1)
+    with bench.mounted_root() as root, docker(bench.data("docker"), root) as engine:
+        if engine is not None:
+            program = ("python3", "-c", PYTHON)
+            _, docker_per_s = peers.docker_series(engine, *program, count=bench.size(40, 10), workers=2)
+            found["docker_run_per_s_2"] = round(docker_per_s, 2)
+            found["ratio_to_docker_run"] = round(ours_per_s / docker_per_s, 1)
     if peers.has_crun():
         with bench.mounted_root() as root:
             bundle = peers.make_bundle(bench.data("crun"), root)

@@ -10,7 +10,10 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.bench.docker_engine import Docker
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,31 +83,30 @@ def crun_series(bundle: Path, *, count: int, workers: int) -> tuple[list[float],
     return answer["ms"], answer["per_s"]
 
 
-async def _docker_series(image: str, count: int, workers: int) -> float:
+async def _docker_series(argv: list[str], count: int, workers: int) -> tuple[list[float], float]:
+    series: list[float] = []
+
     async def work(times: int) -> None:
         for _ in range(times):
+            started = time.perf_counter()
             child = await asyncio.create_subprocess_exec(
-                *("docker", "run", "--rm", "--network", "none", image, "python3", "-c", "print(1)"),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
+                *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL
             )
             code = await asyncio.wait_for(child.wait(), 60)
             if code != 0:
                 raise RuntimeError(f"docker run ended with {code}")
+            series.append((time.perf_counter() - started) * 1000)
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for _ in range(workers):
             group.create_task(work(count // workers))
-    return count / (time.perf_counter() - began)
+    return series, count / (time.perf_counter() - began)
 
 
-def docker_rate(*, count: int, workers: int, image: str = "python:3-slim") -> float | None:
-    """`docker run --rm` of print(1) a second; None where no engine answers or it has not got the image."""
-    if shutil.which("docker") is None:
-        return None
-    probe = subprocess.run(["docker", "image", "inspect", image], capture_output=True, timeout=30, check=False)
-    return asyncio.run(_docker_series(image, count, workers)) if probe.returncode == 0 else None
+def docker_series(docker: Docker, *program: str, count: int, workers: int) -> tuple[list[float], float]:
+    """Milliseconds of each `docker run --rm` of the program, and how many a second."""
+    return asyncio.run(_docker_series(docker.run(*program), count, workers))
 
 
 def has_crun() -> bool:
