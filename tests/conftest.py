@@ -20,7 +20,7 @@ _CHECKED = ("tests/system", "tests/attack", "tests/contract")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*abilities): skipped, with the reason, where the machine lacks one")
     config.addinivalue_line("markers", "leaks_ok: the leak check does not apply (says why in the test)")
-    # A shell starts what it puts into the background with SIGINT ignored, nohup ignores SIGHUP; children would inherit that.
+    # A shell starts background jobs with SIGINT ignored, nohup ignores SIGHUP; children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if config.option.basetemp and os.geteuid() == 0:
