@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import time
@@ -17,6 +18,8 @@ from nomad_dsec.cluster.settings import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+POLICIES = Path(__file__).parents[2] / "policies/acl"
 
 
 def free_ports(count: int) -> list[int]:
@@ -66,6 +69,36 @@ class Agent:
                 return bool(json.load(reply)) or bool(self.config.get("acl"))
         except (urllib.error.URLError, OSError):
             return False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It hangs: connections are taken and nothing is answered."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def token_of(self, component: str, *, timeout_s: float = 20.0) -> str:
+        """A token that may do what policies/acl/<component>.consul.hcl says, and no more."""
+        rules = (POLICIES / f"{component}.consul.hcl").read_text()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._put("/v1/acl/policy", {"Name": component, "Rules": rules})
+                return str(self._put("/v1/acl/token", {"Policies": [{"Name": component}]})["SecretID"])
+            except urllib.error.HTTPError as error:  # ACLs are not there before the first leader is
+                assert time.monotonic() < deadline, error.read()
+                time.sleep(0.2)
+
+    def _put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{self.port}{path}"
+        request = urllib.request.Request(url, data=json.dumps(body).encode(), method="PUT")
+        request.add_header("X-Consul-Token", self.token)
+        with urllib.request.urlopen(request, timeout=5) as reply:
+            found: dict[str, Any] = json.load(reply)
+        return found
 
     def stop(self) -> None:
         """SIGKILL: what a crash leaves."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -15,10 +20,10 @@ from nomad_dsec.gateway.server import Gateway, GatewayOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from tests.kit.fakenode import FakeNode
 
+ROOT = Path(__file__).parents[2]
 ADMIN = "dsk_test_admin_key_0123456789"
 QUICK = Pace(heartbeat_s=0.05, timeout_s=0.3, stale_s=0.3, lost_s=1.0, roster_s=0.05, source_s=1.0)
 CREATE = {"image": "debian:12"}
@@ -59,6 +64,43 @@ async def running_gateway(data: Path, *nodes: FakeNode, **options: Any) -> Async
     chosen = {"pace": QUICK, "admin_key": ADMIN, "source": StaticSource([node.endpoint for node in nodes])} | options
     async with Gateway(GatewayOptions(data=data, **chosen)) as gateway:
         yield gateway
+
+
+@asynccontextmanager
+async def spawned_gateway(
+    data: Path, *flags: str, **env: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, Caller]]:
+    """`python -m nomad_dsec.gateway`, killed at the end if it still runs; its log is <data>.log."""
+    argv = [
+        sys.executable,
+        "-m",
+        "nomad_dsec.gateway",
+        "--data",
+        str(data),
+        "--port",
+        "0",
+        "--admin-key",
+        ADMIN,
+        *flags,
+    ]
+    variables = os.environ | {"PYTHONPATH": f"{ROOT}/sdk:{ROOT}"} | env
+    with data.with_suffix(".log").open("ab") as log:
+        child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, stderr=log, env=variables)
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(30):
+            line = await child.stdout.readline()
+        assert line, data.with_suffix(".log").read_text()[-3000:]
+        caller = Caller(json.loads(line)["address"])
+        try:
+            yield child, caller
+        finally:
+            await caller.session.close()
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+        child._transport.close()  # type: ignore[attr-defined]  # else its pipe is closed by the collector, with a warning
 
 
 @asynccontextmanager

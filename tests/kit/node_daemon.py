@@ -57,13 +57,14 @@ class Reply:
 class NodeDaemon:
     """One data directory and, most of the time, one process on it."""
 
-    def __init__(self, directory: Path, *, backend: str = "fake", flags: tuple[str, ...] = ()) -> None:
+    def __init__(self, directory: Path, *, backend: str = "fake", flags: tuple[str, ...] = (), token: str = "") -> None:
         self.node = f"t{os.getpid()}{secrets.token_hex(2)}"
         self.directory = directory
         self.data = directory / "node"
         self.images = directory / "images"
         self.backend = backend
         self.flags = flags
+        self._given_token = token  # what the flags say; "": the daemon makes one
         self.image = "debian"
         self.process: subprocess.Popen[bytes] | None = None
         self.facts: dict[str, Any] = {}
@@ -93,7 +94,7 @@ class NodeDaemon:
             return
         assert line, self.log()[-ERROR_TEXT:]
         self.facts = json.loads(line)
-        self.token = (self.data / "token").read_text()
+        self.token = self._given_token or (self.data / "token").read_text()
 
     def log(self) -> str:
         return (self.directory / "daemon.log").read_text()
