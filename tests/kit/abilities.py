@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
 import platform
 import shutil
@@ -76,6 +77,7 @@ for _tool in (
     "consul",
     "openssl",
     "gdb",
+    "docker-registry",
 ):
     ability(_tool)(functools.partial(_has_tool, _tool))
 for _tool in ("fsck.erofs", "dump.erofs", "mkfs.erofs", "mkfs.btrfs", "mkfs.xfs", "qemu-system-x86_64"):
@@ -143,6 +145,23 @@ def _overlay() -> str:
     return "" if "overlay" in Path("/proc/filesystems").read_text() else "the kernel has no overlay"
 
 
+@ability("fuse")
+def _fuse() -> str:
+    if os.geteuid() != 0:
+        return "mounting FUSE here needs root"
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as error:
+        return f"/dev/fuse can't be opened: {error.strerror}"
+    return ""
+
+
+@ability("fuse-resend")
+def _fuse_resend() -> str:
+    release = tuple(int(part) for part in platform.release().split(".")[:2])
+    return "" if release >= (6, 9) else f"Linux {platform.release()} has no FUSE_NOTIFY_RESEND (6.9)"
+
+
 @ability("xfs")
 def _xfs() -> str:
     return "" if "\txfs\n" in Path("/proc/filesystems").read_text() else "the kernel has no xfs"
@@ -185,7 +204,15 @@ def _language_image() -> str:
     store = os.environ.get("DSEC_TEST_LANGUAGES", "")
     if store and any(Path(store, "refs").glob("debian-languages*")):
         return ""
-    return "DSEC_TEST_LANGUAGES names no image store with `debian-languages` (see tests/system/fncall/test_languages.py)"
+    return (
+        "DSEC_TEST_LANGUAGES names no image store with `debian-languages` (see tests/system/fncall/test_languages.py)"
+    )
+
+
+@ability("moto")
+def _moto() -> str:
+    found = all(importlib.util.find_spec(name) for name in ("botocore", "moto", "flask_cors"))
+    return "" if found else "moto's S3 server is not installed: pip install 'nomad-dsec[dev]'"
 
 
 @ability("docker")

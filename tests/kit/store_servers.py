@@ -78,3 +78,14 @@ def _wait_up(child: subprocess.Popen[bytes], url: str) -> None:
             assert child.poll() is None, f"{child.args} ended with {child.returncode}"
             assert time.monotonic() < deadline, f"{child.args} did not come up"
             time.sleep(0.05)
+
+
+def make_bucket(endpoint: str, bucket: str) -> None:
+    """Make a bucket by botocore, with any keys."""
+    import botocore.session
+
+    session = botocore.session.Session()
+    keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+    client = session.create_client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys)
+    client.create_bucket(Bucket=bucket)
+    client.close()

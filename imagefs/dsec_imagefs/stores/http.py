@@ -315,6 +315,12 @@ def _faults(what: str, deadline: float) -> Iterator[None]:
     except (urllib3.exceptions.SSLError, urllib3.exceptions.LocationValueError) as error:
         text = f"{what}: no secure connection ({type(error).__name__})"
         raise StoreError("unavailable", text, "check the certificate, or give ca=") from None
+    except (
+        urllib3.exceptions.NewConnectionError,
+        urllib3.exceptions.ProxyError,
+    ) as error:  # the first is a timeout too
+        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else type(error).__name__
+        raise StoreError("unavailable", f"{what}: no connection ({reason})", retryable=True) from None
     except (urllib3.exceptions.TimeoutError, TimeoutError):
         late = time.monotonic() >= deadline
         code, text = ("deadline", "did not answer in time") if late else ("unavailable", "is silent")
@@ -322,8 +328,7 @@ def _faults(what: str, deadline: float) -> Iterator[None]:
     except (urllib3.exceptions.ProtocolError, http.client.HTTPException, ConnectionError):
         raise StoreError("short", f"{what}: the connection broke", retryable=True) from None
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else type(error).__name__
-        raise StoreError("unavailable", f"{what}: no connection ({reason})", retryable=True) from None
+        raise StoreError("unavailable", f"{what}: no answer ({type(error).__name__})", retryable=True) from None
 
 
 def _hide_queries() -> None:
