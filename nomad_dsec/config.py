@@ -145,6 +145,12 @@ TABLE: tuple[Setting, ...] = (
     _s("vault.role", str, "", "log in by a JWT, such as Nomad's workload identity: the role"),
     _s("vault.jwt_file", str, "", "log in by a JWT: the file that holds it"),
     _s("vault.jwt_mount", str, "jwt-nomad", "log in by a JWT: where the method is mounted"),
+    _s(
+        "registry.logins",
+        list,
+        [],
+        "logins of image registries: HOST[/PATH]=file:/path, env:NAME or vault:mount/path#key of a user:password",
+    ),
     _s("log.level", str, "info", "debug, info, warning or error", choices=("debug", "info", "warning", "error")),
     _s("log.json", bool, True, "JSON lines; false: text for people"),
 )

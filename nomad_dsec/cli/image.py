@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsec_imagefs import ImageError, ImageStore
 from libdsec.errors import PlatformError, UsageError
 
+from nomad_dsec import config
 from nomad_dsec.cli.access import add_data, layout_of
 from nomad_dsec.cli.output import add_json, print_json, print_table, say, size
 from nomad_dsec.cli.progress import ImportBars
+from nomad_dsec.cluster.registry_logins import auth_file, login_for
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
     from dsec_imagefs.image import Image
+
+    from nomad_dsec.config import Settings
 
 _USAGE = {"bad_source", "not_found", "ambiguous", "in_use", "bad_name", "unsupported", "bad_store"}
 
@@ -35,6 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--include", default="", metavar="PACKAGES", help="more packages for debootstrap, with commas")
     load.add_argument("--name", default=None, metavar="NAME[:TAG]", help="what to call it")
     load.add_argument("--refresh", action="store_true", help="build anew what the cache could give")
+    load.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings, such as registry.logins")
     _finish(load, run_import)
     _finish(verbs.add_parser("ls", help="list"), run_ls)
     for verb, text, run in (
@@ -77,8 +83,9 @@ def run_import(args: argparse.Namespace, store: ImageStore) -> int:
     """Print the digest."""
     source = import_source(args)
     name = args.name or args.named
-    with ImportBars() as bars:
-        image = store.import_image(source, name, progress=bars, refresh=args.refresh)
+    settings = config.load(file=args.config)
+    with auth_file(_login(source, settings)) as authfile, ImportBars() as bars:
+        image = store.import_image(source, name, progress=bars, refresh=args.refresh, authfile=authfile)
     for note in image.notes:
         say(note)
     if not image.names:
@@ -88,6 +95,23 @@ def run_import(args: argparse.Namespace, store: ImageStore) -> int:
     else:
         print(image.digest)
     return 0
+
+
+def _login(source: str, settings: Settings) -> dict[str, str]:
+    """The login of the registry that is asked; {} where none is configured, and skopeo's own places count."""
+    rows = settings["registry.logins"]
+    if not rows or not source.startswith("docker://"):
+        return {}
+    from nomad_dsec.cluster.configured import open_secrets  # with Vault's client, which other verbs do not need
+
+    async def look_up() -> dict[str, str]:
+        secrets = await open_secrets(settings)
+        try:
+            return await login_for(source.removeprefix("docker://"), rows, secrets)
+        finally:
+            await secrets.close()
+
+    return asyncio.run(look_up())
 
 
 def import_source(args: argparse.Namespace) -> str:

@@ -16,6 +16,7 @@ from nomad_dsec.cli import sandbox_cp, sandbox_exec
 from nomad_dsec.cli.access import add_access, open_client
 from nomad_dsec.cli.main import say_error
 from nomad_dsec.cli.output import add_json, age, print_json, print_table, say
+from nomad_dsec.cli.sandbox_secrets import add_secret_flag, secrets_of
 
 if TYPE_CHECKING:
     import argparse
@@ -87,6 +88,7 @@ def _add_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--label", "-l", action="append", default=[], metavar="KEY=VALUE", help="to find it by; may repeat"
     )
+    add_secret_flag(parser)
     parser.add_argument("--cwd", default="", help="where commands start (default: the image's)")
     parser.add_argument("--user", default="", help="who runs them: a name or uid, :group (default: the image's)")
     parser.add_argument("--hostname", default="", help="default: the end of its id")
@@ -104,6 +106,7 @@ async def run_create(args: argparse.Namespace) -> int:
             policy = json.loads(Path(policy[1:]).read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise UsageError("bad_policy", f"{policy[1:]}: {error}", field="--policy") from error
+    secrets = await secrets_of(args.secret)
     async with open_client(args) as client:
         group = await AsyncSandbox.create_many(
             args.count,
@@ -119,6 +122,7 @@ async def run_create(args: argparse.Namespace) -> int:
             wait_s=args.wait_s,
             env=pairs(args.env, "--env"),
             labels=pairs(args.label, "--label"),
+            secrets=secrets,
             cwd=args.cwd,
             user=args.user,
             hostname=args.hostname,
