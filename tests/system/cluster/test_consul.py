@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from libdsec.errors import DeniedError, DsecError
@@ -22,17 +23,27 @@ pytestmark = needs("consul")
 ME = Offer(name="dsec-node", service_id="dsec-node-n1", address="127.0.0.1", port=4000, meta={"node": "n1"}, ttl_s=10)
 
 
-@pytest.fixture
-def server(tmp_path):
-    with agent(tmp_path / "consul") as one:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One agent for the tests that leave it as it was."""
+    with agent(tmp_path_factory.mktemp("consul")) as one:
         yield one
 
 
 @pytest.fixture
-async def client(server):
-    one = ConsulClient(server.endpoint())
+async def client(shared):
+    one = ConsulClient(shared.endpoint())
     yield one
+    assert await one.registered("dsec-") == {}
+    assert await one.read("dsec/nodes") == {}
     await one.close()
+
+
+@pytest.fixture
+def server(tmp_path):
+    """One of the test's own, to be killed."""
+    with agent(tmp_path / "consul") as one:
+        yield one
 
 
 async def _until(check, *, timeout_s: float = 20.0):
@@ -64,7 +75,8 @@ async def test_registers_flaps_and_leaves(client) -> None:
     assert (await client.services("dsec-node"))[1] == []
 
 
-async def test_an_agent_that_forgot_us_is_told_again(client, server) -> None:
+async def test_an_agent_that_forgot_us_is_told_again_and_one_that_hangs_holds_nobody_up(server) -> None:
+    client = ConsulClient(server.endpoint(), timeout_s=0.5)
     registration = Registration(client, ME, note=lambda: (True, ""))
     await registration.step()
     await client.deregister(ME.service_id)  # what an agent without our entry looks like
@@ -72,11 +84,30 @@ async def test_an_agent_that_forgot_us_is_told_again(client, server) -> None:
     assert (await client.services("dsec-node"))[1][0].passing
     server.stop()
     await registration.step()
-    assert registration.last_error
+    assert (registration.registered, registration.last_error) == (False, "consul_unreachable")
     server.start()
-    await registration.step()
-    assert not registration.last_error
+    await _until(lambda: _steps(registration))
     assert (await client.services("dsec-node"))[1][0].passing
+    with server.paused():
+        began = time.monotonic()
+        await registration.step()
+        assert registration.last_error == "consul_timeout"
+        discovery = Discovery(client, "dsec-node")
+        assert not await discovery.step(wait_s=0)
+        assert "0.5 s" in discovery.view.error
+        waiting = asyncio.create_task(discovery.run())
+        await asyncio.sleep(0)
+        waiting.cancel()  # in the middle of a query: no thread or connection stays in it
+        await asyncio.wait([waiting], timeout=1)
+        assert waiting.cancelled()
+        await registration.close()
+        assert time.monotonic() - began < 20
+    await client.close()
+
+
+async def _steps(registration: Registration) -> bool:
+    await registration.step()
+    return registration.registered
 
 
 async def test_transitions_live_and_die_with_the_session(client) -> None:
@@ -159,7 +190,8 @@ async def _all_unwell(client: ConsulClient) -> bool:
     return not any(row.passing for row in (await client.services(ID_PREFIX + "web"))[1])
 
 
-async def test_discovery_sees_changes_and_keeps_the_last_view(client, server) -> None:
+async def test_discovery_sees_changes_and_keeps_the_last_view(server) -> None:
+    client = ConsulClient(server.endpoint())
     discovery = Discovery(client, "dsec-node")
     assert await discovery.step(wait_s=0)
     assert discovery.view.services == ()
@@ -176,6 +208,7 @@ async def test_discovery_sees_changes_and_keeps_the_last_view(client, server) ->
     server.start()
     await _until(lambda: discovery.step(wait_s=0))
     assert not discovery.view.stale
+    await client.close()
 
 
 async def _seen(discovery: Discovery, watching: asyncio.Task[bool]) -> bool:
@@ -212,26 +245,38 @@ async def test_batches_are_whole_or_not_at_all(client) -> None:
     await client.end_session(session)
 
 
-async def test_acls_refuse_with_a_hint(tmp_path) -> None:
+async def test_acls_let_each_component_do_its_own_and_no_more(tmp_path) -> None:
     with agent(tmp_path / "acl", acl=True) as server:
-        anonymous, master = ConsulClient(server.endpoint("")), ConsulClient(server.endpoint())
-        await _until(lambda: _can_register(master))
+        node, gateway = (ConsulClient(server.endpoint(server.token_of(one))) for one in ("node", "gateway"))
+        anonymous = ConsulClient(server.endpoint(""))
         with pytest.raises(DeniedError) as caught:
-            await Registration(anonymous, ME, note=lambda: (True, ""))._beat()
+            await anonymous.register(ME)
         assert "policies/acl" in caught.value.hint
         assert server.token not in str(caught.value)
         assert server.token not in repr(server.endpoint())
-        await anonymous.close()
-        await master.close()
-
-
-async def _can_register(client: ConsulClient) -> bool:
-    try:
-        await client.register(Offer(name="x", service_id="x", address="127.0.0.1", port=1, ttl_s=10))
-    except DsecError:
-        return False
-    await client.deregister("x")
-    return True
+        transitions = Transitions(node="n1")
+        transitions.want({"sb-n1-1": "oom"})
+        services = SandboxServices(node, owner=ME.service_id, limit=1)
+        services.want({"sb-n1-1": services.offer("sb-n1-1", name="web", address="10.0.0.1", port=1)}, {"sb-n1-1": "x"})
+        registration = Registration(node, ME, note=lambda: (True, ""), transitions=transitions, services=services)
+        await registration.step()
+        assert registration.last_error == ""
+        assert len((await gateway.services("dsec-node"))[1]) == 1
+        assert await gateway.read(PREFIX) == {f"{PREFIX}/n1/unhealthy/sb-n1-1": b"oom"}
+        denied = [
+            gateway.register(ME),  # no gateway may pass itself off as a node
+            gateway.write([Put(key=f"{PREFIX}/n1/unhealthy/sb-n1-1", value=None)]),
+            gateway.deregister(ME.service_id),
+            node.register(replace(ME, name="dsec-gateway", service_id="dsec-gateway-x")),
+            node.write([Put(key="dsec/leader/autoscaler", value=b"me")]),
+        ]
+        for attempt in denied:
+            with pytest.raises(DsecError, match="ermission denied"):
+                await attempt
+        await registration.close()
+        assert (await gateway.services("dsec-node"))[1] == []
+        for client in (node, gateway, anonymous):
+            await client.close()
 
 
 def test_digest_is_small_and_true() -> None:
