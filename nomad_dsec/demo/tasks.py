@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from libdsec.errors import NotFoundError
+from libdsec.errors import DeadlineExceeded, NotFoundError
 
 if TYPE_CHECKING:
     from libdsec.sandbox import AsyncSandbox
 
 HOME = Path(__file__).parent / "task"
 REPOSITORY = "/work/tally"
-GRADE_CPU_S = 5  # what the program itself may use; time that it waits for a busy machine is not held against it
-GRADE_TIMEOUT_S = 180.0
+# What the program itself may use; time that it waits for a busy machine is not held against it. pytest needs half a
+# second. An endless loop uses all of it, which takes as many times longer as programs share a core: with 5 s and forty
+# busy sandboxes on two cores that was 100 s, the longest step of the whole demo.
+GRADE_CPU_S = 3
+GRADE_TIMEOUT_S = 120.0
 _GIT = "git -c user.name=tally -c user.email=tally@localhost -c init.defaultBranch=main -c commit.gpgsign=false"
 
 
@@ -80,6 +83,7 @@ async def set_up(sandbox: AsyncSandbox) -> None:
 async def grade(sandbox: AsyncSandbox, task: Task) -> float:
     """The share of the task's tests that pass, 0 when they use too much CPU.
 
+    Raises DeadlineExceeded when the machine was too busy for a verdict: that is no reward.
     The tests and the grader come from here, so what the agent did to its copies does not count.
     """
     pristine = next(path for path in sorted((HOME / "commits").glob(f"*/{task.test}")))
@@ -92,6 +96,8 @@ async def grade(sandbox: AsyncSandbox, task: Task) -> float:
         rlimits={"cpu": GRADE_CPU_S},
         timeout_s=GRADE_TIMEOUT_S,
     )
+    if result.timed_out:
+        raise DeadlineExceeded("grade_timeout", f"no grade of {task.name} within {GRADE_TIMEOUT_S:g} s")
     if not result.ok:
         return 0.0
     try:
