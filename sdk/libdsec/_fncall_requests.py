@@ -22,8 +22,9 @@ class FnOptions(TypedDict, total=False):
     stdin: given whole, EOF without it. files: relative name -> content, put into its working directory. fetch_files:
     names (or patterns with *) of files wanted back. args: appended to the program's own. env: on top of the language's.
     limits, compile_limits: `FnLimits` or a mapping with cpu_s, wall_s, memory_mib, output_bytes, disk_mib, pids. clean:
-    a new interpreter instead of the warm one. expected: what stdout should be. checker: "tokens" (the default),
-    "exact", "float", or a `Checker`. call_id: to cancel it by. queue_timeout_s: how long it may wait for room, 60.
+    a new interpreter instead of the warm one, with a hash seed of its own. expected: what stdout should be.
+    checker: "tokens" (the default), "exact", "float", or a `Checker`. call_id: to cancel it by. queue_timeout_s: how
+    long it may wait for room, 60.
     """
 
     stdin: bytes | str

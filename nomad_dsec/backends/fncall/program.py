@@ -29,6 +29,15 @@ COMPILE_PIDS: Final = 256
 NOFILE: Final = 1024
 WARM_LIMITS: Final = FnLimits(cpu_s=300, wall_s=300, memory_mib=1024, disk_mib=768, pids=COMPILE_PIDS)
 _BASE_ENV: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+# Read by the interpreter when it starts, so they mean nothing to a child of one that has started.
+_START_UP_ENV: Final = frozenset(
+    f"PYTHON{name}"
+    for name in (
+        "HASHSEED", "PATH", "HOME", "OPTIMIZE", "UNBUFFERED", "UTF8", "IOENCODING", "WARNINGS", "DEVMODE", "DEBUG",
+        "MALLOC", "TRACEMALLOC", "FAULTHANDLER", "INTMAXSTRDIGITS", "SAFEPATH", "NOUSERSITE", "INSPECT", "VERBOSE",
+        "BREAKPOINT", "COERCECLOCALE", "STARTUP", "ASYNCIODEBUG",
+    )
+)  # fmt: skip
 _OWN_ENV: Final = {"HOME": "/tmp", "PWD": "/tmp/work", "USER": "nobody"}
 
 
@@ -42,9 +51,11 @@ class Program:
 
     @property
     def zygote(self) -> str:
-        """The interpreter whose zygote may run it, or ""."""
+        """The interpreter whose zygote may run it, or "": for a clean run, or one that says how it is to start."""
         row = self.language
-        return row.run[0] if row is not None and row.zygote and not self.request.clean else ""
+        if row is None or not row.zygote or self.request.clean or not _START_UP_ENV.isdisjoint(self.request.env):
+            return ""
+        return row.run[0]
 
     @property
     def is_compiled(self) -> bool:

@@ -70,6 +70,18 @@ async def test_python_ends_as_python_does(calls: CallHost) -> None:
         assert (words.exit_code, words.stderr) == (1, b"no\n")
 
 
+async def test_what_an_interpreter_reads_at_its_start_is_kept(calls: CallHost) -> None:
+    """Children of a zygote share its hash seed; a call that names one of its own has it."""
+    code = "import sys; print(hash('a'), sys.flags.optimize)"
+    outputs = [
+        (await calls.python(code, env=env)).stdout
+        for env in ({"PYTHONHASHSEED": "7"}, {"PYTHONHASHSEED": "7"}, {"PYTHONHASHSEED": "8", "PYTHONOPTIMIZE": "2"})
+    ]
+    assert outputs[0] == outputs[1]
+    assert outputs[0].split()[0] != outputs[2].split()[0]
+    assert outputs[2].split()[1] == b"2"
+
+
 @pytest.mark.parametrize("size", [0, 1, 32 * 1024, 32 * 1024 + 1, 100 * 1024 * 1024])
 async def test_stdin_is_whole_and_ends(calls: CallHost, size: int) -> None:
     """Inline, by descriptor, and none: a reader sees the end (E1) and every byte."""

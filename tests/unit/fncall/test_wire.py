@@ -124,6 +124,9 @@ def test_what_runs() -> None:
     assert (call.argv, call.flags, call.files) == ((b"main.py", b"1"), wire.ZYGOTE, {"main.py": (0o644, b"x")})
     clean = read_program(FnRequest(image="i", language="py", code="x", clean=True))
     assert not clean.zygote
+    seeded = read_program(FnRequest(image="i", language="python", code="", env={"PYTHONHASHSEED": "7"}))
+    assert not seeded.zygote  # a child of a running interpreter could only ignore it
+    assert read_program(FnRequest(image="i", language="python", code="", env={"SEED": "7"})).zygote
     assert plan_run(clean, [], stdin=b"", files={}).argv == (b"python3", b"-B", b"main.py")
     program = read_program(FnRequest(image="i", language="c", code="x"))
     assert program.runs_binary
