@@ -69,6 +69,8 @@ class Supervisor:
         try:
             await self._take_over()
             self._state = self._new_state()
+            if self._options.nomad:
+                self._ports = cluster.choose_ports()
             self._children = [self._node(), self._gateway(), *self._cluster()]
             self._save()
             loop = asyncio.get_running_loop()
@@ -115,13 +117,18 @@ class Supervisor:
         flags = ["--id", self._state.node, "--data", str(layout.node), "--images", str(images)]
         if self._options.nomad:
             flags += ["--capacity", "granted", "--mount-roots", str(cluster.alloc_dir(layout))]
-        return self._child("node", "nomad_dsec.node", [*flags, *self._options.node_flags], {})
+        return self._child("node", "nomad_dsec.node", [*flags, *self._options.node_flags], self._consul())
+
+    def _consul(self) -> dict[str, str]:
+        """Node and gateway are registered where there is a Consul; both go on while it is away."""
+        if self._ports is None:
+            return {}
+        return {"DSEC_CONSUL_ADDRESS": f"http://{cluster.HOST}:{self._ports.consul_http}"}
 
     def _cluster(self) -> list[Child]:
         """Consul and Nomad, when they are wanted."""
-        if not self._options.nomad:
+        if self._ports is None:
             return []
-        self._ports = cluster.choose_ports()
         self._state.nomad = f"http://{cluster.HOST}:{self._ports.nomad_http}"
         self._state.consul = f"http://{cluster.HOST}:{self._ports.consul_http}"
         return cluster.make_children(self._layout, self._ports, lambda _child: self._save())
@@ -131,7 +138,11 @@ class Supervisor:
         flags = ["--data", str(self._layout.gateway), "--host", self._options.host, "--port", port]
         flags += ["--nodes", f"unix:{self._layout.node_socket}", *self._options.gateway_flags]
         # by environment: argv is for everybody to read
-        return self._child("gateway", "nomad_dsec.gateway", flags, {"DSEC_GATEWAY_ADMIN_KEY": self._state.api_key})
+        env = {"DSEC_GATEWAY_ADMIN_KEY": self._state.api_key, **self._consul()}
+        if self._ports is not None:
+            env["DSEC_GATEWAY_NODE_TOKEN"] = f"file:{self._layout.node / 'token'}"  # made by the node
+            env["DSEC_GATEWAY_ADVERTISE"] = cluster.HOST  # this Consul is for this machine only
+        return self._child("gateway", "nomad_dsec.gateway", flags, env)
 
     def _child(self, name: str, module: str, flags: Sequence[str], env: dict[str, str]) -> Child:
         ours = {key: value for key, value in os.environ.items() if key.startswith(("DSEC_", "PYTHONPATH"))}

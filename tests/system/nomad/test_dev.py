@@ -30,6 +30,10 @@ def test_one_command_to_a_cluster(tmp_path_factory):
         assert get(f"{stack.state()['consul']}/v1/status/leader")
         (pool,) = get(f"{nomad}/v1/job/dsec-pool/allocations")
         assert pool["ClientStatus"] == "running"
+        for service in ("dsec-node", "dsec-gateway"):
+            (entry,) = get(f"{stack.state()['consul']}/v1/health/service/{service}?passing")
+            assert "prometheus" in entry["Service"]["Tags"]
+        # told of by Consul and by the settings, and one all the same
         (row,) = json.loads(stack.dsec("node", "ls", "--json").stdout)
         assert row["capacity"]["memory_mib_total"] > 0  # all of it lent
     finally:
