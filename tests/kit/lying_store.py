@@ -50,6 +50,7 @@ class LyingStore:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     lying: LyingStore
 
     def log_message(self, *_args: Any) -> None:

@@ -146,7 +146,7 @@ def canonical(document: dict[str, Any]) -> bytes:
 def _document(raw: bytes, where: str, keys: set[str]) -> dict[str, Any]:
     try:
         found = json.loads(raw)
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise _bad(where, err) from err
     if not isinstance(found, dict):
         raise ImageError("corrupt", f"{where} is no JSON object")

@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 import socket
+import stat
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -56,7 +57,7 @@ class DirectoryStore:
         path = self._object(digest)
         remaining(deadline, self.label)
         with self._faults(path, "object"):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = _open_file(path)
             try:
                 data = os.pread(fd, length, offset)
                 while len(data) < length:
@@ -188,7 +189,7 @@ class DirectoryStore:
     def _get_document(self, path: Path, what: str, deadline: float) -> bytes:
         remaining(deadline, self.label)
         with self._faults(path, what):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = _open_file(path)
             with open(fd, "rb", buffering=0) as file:
                 data = bytearray()
                 while chunk := file.read(min(_CHUNK_BYTES, MAX_DOCUMENT_BYTES + 1 - len(data))):
@@ -289,6 +290,15 @@ class DirectoryStore:
 def missing_object(label: str, item: StoredObject) -> StoreError:
     """The error for an image whose objects were not pushed first."""
     return StoreError("not_found", f"{label} has no {item.kind} {item.digest}, which the image needs", "push it first")
+
+
+def _open_file(path: Path) -> int:
+    """Open a regular file; a link or a pipe that somebody planted in a shared directory is refused, not waited for."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise StoreError("denied", f"{path} is no regular file")
 
 
 def _write_all(fd: int, data: bytes) -> None:

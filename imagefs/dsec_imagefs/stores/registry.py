@@ -297,4 +297,6 @@ def _parse_tags(raw: bytes, what: str) -> list[str]:
         tags = found.get("tags") or []
     except (ValueError, AttributeError, RecursionError) as error:
         raise StoreError("bad_reply", f"{what}: no list of tags") from error
+    if not isinstance(tags, list):
+        raise StoreError("bad_reply", f"{what}: no list of tags")
     return [tag for tag in tags if isinstance(tag, str) and len(tag) <= 128]
