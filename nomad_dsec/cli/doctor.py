@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from nomad_dsec import config
 from nomad_dsec.cli.access import add_data, layout_of
 from nomad_dsec.cli.output import add_json, print_json
 from nomad_dsec.dev.processes import is_alive
@@ -25,6 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Flags of `dsec doctor`."""
     parser.add_argument("--sandboxes", type=int, default=3200, help="how many at once the limits should allow")
     add_data(parser)
+    config.add_flags(parser, ("consul", "nomad"))
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -34,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
     layout = layout_of(args)
     state = layout.read_state() if layout.data.is_dir() else None
     nodes = (state.node,) if state is not None and is_alive(state.supervisor) else ()
-    checks = examine(Subject(data=layout.node, nodes=nodes, sandboxes=args.sandboxes))
+    settings = config.from_args(args)
+    checks = examine(Subject(data=layout.node, nodes=nodes, sandboxes=args.sandboxes, settings=settings))
     if args.json:
         print_json([asdict(check) | {"mark": check.mark} for check in checks])
     else:

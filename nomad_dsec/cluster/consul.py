@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 import consul
+from consul.callback import CB
 from consul.exceptions import ACLDisabled, ACLPermissionDenied, ConsulException, NotFound
 from libdsec.errors import DeadlineExceeded, DeniedError, PlatformError, ProtocolError
 
@@ -20,6 +22,7 @@ from nomad_dsec.cluster.consul_http import Api
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from nomad_dsec.cluster.rights import Right
     from nomad_dsec.cluster.settings import Endpoint
 
 T = TypeVar("T")
@@ -99,6 +102,23 @@ class ConsulClient:
     async def leader(self) -> str:
         """The address of the servers' leader, empty when there is none."""
         return str(await self._call("who leads", lambda api: api.status.leader()))
+
+    async def may(self, rights: Sequence[Right]) -> dict[Right, bool] | None:
+        """Which of these our token has, by the question that Consul's own pages ask (1.7 and later); None: no ACLs."""
+        body = [{"Resource": one.resource, "Access": one.access, "Segment": one.segment} for one in rights]
+
+        async def work(api: Any) -> Any:
+            try:
+                return await api.http.post(
+                    CB.json(allow_404=False), "/v1/internal/acl/authorize", data=json.dumps(body)
+                )
+            except ACLDisabled:
+                return None
+
+        answer = await self._call("which rights we have", work)
+        if answer is None:
+            return None
+        return {one: bool(row["Allow"]) for one, row in zip(rights, answer, strict=True)}
 
     async def register(self, offer: Offer, *, healthy: bool = True) -> None:
         """Register a service, or change it. A TTL check begins as `healthy` says, so that nothing flaps."""

@@ -36,6 +36,15 @@ class NomadNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentFacts:
+    """One agent. client: the id of its node, empty where it is a server only."""
+
+    version: str
+    plugin_dir: str
+    client: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """One allocation. tasks: name -> (state, failed, last event's text)."""
 
@@ -82,8 +91,20 @@ class NomadClient:
 
     async def version(self) -> str:
         """Of the agent, such as `1.6.5`."""
+        return (await self.agent()).version
+
+    async def agent(self) -> AgentFacts:
+        """Of the agent that answers; needs agent:read."""
         answer = await self._call("its own state", lambda api: api.agent.get_agent())
-        return str(answer["config"]["Version"]["Version"])
+        return AgentFacts(
+            version=str(answer["config"]["Version"]["Version"]),
+            plugin_dir=str(answer["config"].get("PluginDir") or ""),
+            client=str((answer.get("stats") or {}).get("client", {}).get("node_id", "")),
+        )
+
+    async def node(self, node: str) -> NomadNode:
+        """One client by its id."""
+        return _node(await self._call(f"node {node}", functools.partial(_get_node, node)))
 
     async def nodes(self) -> list[NomadNode]:
         """All clients, with the health of their drivers."""

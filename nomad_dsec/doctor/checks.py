@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dsec_policies.probe import probe
 
-from nomad_dsec.doctor import kernel, leftovers, limits, tools
+from nomad_dsec.doctor import cluster, kernel, leftovers, limits, tools
 from nomad_dsec.doctor.row import Check
 
 if TYPE_CHECKING:
@@ -16,17 +16,22 @@ if TYPE_CHECKING:
 
     from dsec_policies.abilities import HostAbilities
 
+    from nomad_dsec.config import Settings
+
 __all__ = ["Check", "Subject", "examine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is examined. data: the node's data directory (it need not exist); nodes: ids whose leftovers are theirs."""
+    """What is examined. data: the node's data directory (it need not exist); nodes: ids whose leftovers are theirs;
+    settings: where Consul and Nomad are, if they are to be looked at.
+    """
 
     data: Path = Path("/var/lib/dsec/node")
     nodes: tuple[str, ...] = ()
     sandboxes: int = 3200
     abilities: HostAbilities | None = field(default=None)
+    settings: Settings | None = field(default=None, repr=False)
 
 
 def examine(subject: Subject) -> list[Check]:
@@ -46,6 +51,9 @@ def examine(subject: Subject) -> list[Check]:
         "docker engine": tools.check_docker,
         "leftovers": lambda: leftovers.check_leftovers(subject.nodes),
     }
+    if (settings := subject.settings) is not None:
+        groups["consul"] = lambda: cluster.check_consul(settings)
+        groups["nomad"] = lambda: cluster.check_nomad(settings)
     rows: list[Check] = []
     for name, group in groups.items():
         try:

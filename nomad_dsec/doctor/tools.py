@@ -18,21 +18,26 @@ _TOOLS: Final = {
     "crun": ("crun", "node.launcher = oci:crun"),
     "runc": ("runc", "node.launcher = oci:runc"),
 }
+# not of Debian's
+_AGENTS: Final = {"nomad": "dsec dev --nomad, or a Nomad client here", "consul": "dsec dev --nomad, or Consul's agent"}
+_AGENTS_FIX: Final = "install from https://developer.hashicorp.com (Nomad 1.6 or later, any Consul)"
 _DOCKER_SOCKET: Final = Path("/var/run/docker.sock")
 _TIMEOUT_S: Final = 3.0
 
 
 def check_tools() -> list[Check]:
     """What is on PATH."""
+    wanted = {program: (purpose, f"apt install {package}") for program, (package, purpose) in _TOOLS.items()}
+    wanted |= {program: (purpose, _AGENTS_FIX) for program, purpose in _AGENTS.items()}
     rows = []
-    for program, (package, purpose) in _TOOLS.items():
+    for program, (purpose, fix) in wanted.items():
         path = shutil.which(program)
         rows.append(
             Check(
-                name=program,
+                name=f"{program} program" if program in _AGENTS else program,
                 ok=path is not None,
                 reason=path or f"not on PATH: needed for {purpose}",
-                fix="" if path else f"apt install {package}",
+                fix="" if path else fix,
             )
         )
     return rows

@@ -42,6 +42,7 @@ class Agent:
     port: int
     token: str = ""
     process: subprocess.Popen[bytes] | None = field(default=None)
+    tokens: dict[str, str] = field(default_factory=dict)
 
     def endpoint(self, token: str | None = None) -> Endpoint:
         """How to reach it."""
@@ -82,12 +83,15 @@ class Agent:
 
     def token_of(self, component: str, *, timeout_s: float = 20.0) -> str:
         """A token that may do what policies/acl/<component>.consul.hcl says, and no more."""
+        if component in self.tokens:
+            return self.tokens[component]
         rules = (POLICIES / f"{component}.consul.hcl").read_text()
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 self._put("/v1/acl/policy", {"Name": component, "Rules": rules})
-                return str(self._put("/v1/acl/token", {"Policies": [{"Name": component}]})["SecretID"])
+                made = self._put("/v1/acl/token", {"Policies": [{"Name": component}]})
+                return self.tokens.setdefault(component, str(made["SecretID"]))
             except urllib.error.HTTPError as error:  # ACLs are not there before the first leader is
                 assert time.monotonic() < deadline, error.read()
                 time.sleep(0.2)

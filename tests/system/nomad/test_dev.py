@@ -14,6 +14,9 @@ from tests.kit.node_daemon import CONTAINER_NEEDS
 
 pytestmark = [needs("nomad", "consul", "cc", *CONTAINER_NEEDS), pytest.mark.timeout(240)]
 
+DRIVERS = ("dsec-container", "dsec-fncall", "dsec-pool")
+DOCTOR = ("consul", "consul token", "nomad", "nomad plugin_dir", *(f"nomad driver {name}" for name in DRIVERS))
+
 
 def get(url: str):
     with urllib.request.urlopen(url, timeout=10) as reply:
@@ -26,7 +29,7 @@ def test_one_command_to_a_cluster(tmp_path_factory):
     try:
         nomad = stack.state()["nomad"]
         (node,) = get(f"{nomad}/v1/nodes")
-        assert all(node["Drivers"][name]["Healthy"] for name in ("dsec-container", "dsec-fncall", "dsec-pool"))
+        assert all(node["Drivers"][name]["Healthy"] for name in DRIVERS)
         assert get(f"{stack.state()['consul']}/v1/status/leader")
         (pool,) = get(f"{nomad}/v1/job/dsec-pool/allocations")
         assert pool["ClientStatus"] == "running"
@@ -36,6 +39,10 @@ def test_one_command_to_a_cluster(tmp_path_factory):
         # told of by Consul and by the settings, and one all the same
         (row,) = json.loads(stack.dsec("node", "ls", "--json").stdout)
         assert row["capacity"]["memory_mib_total"] > 0  # all of it lent
+        told = stack.dsec("doctor", "--json", "--nomad-address", nomad, "--consul-address", stack.state()["consul"])
+        rows = {row["name"]: row for row in json.loads(told.stdout)}
+        assert not [rows[name] for name in DOCTOR if not rows[name]["ok"]]
+        assert rows["nomad plugin_dir"]["reason"].startswith(str(stack.data))
     finally:
         stack.stop()
     assert stack.dsec("dev", "status").returncode == 1
