@@ -37,6 +37,7 @@ from nomad_dsec.node.routes_fncall import FncallRoutes
 from nomad_dsec.node.routes_tasks import TaskRoutes
 from nomad_dsec.node.supervisor import Supervisor
 from nomad_dsec.node.task_calls import CallTasks
+from nomad_dsec.node.task_sweep import Kept, TaskSweep
 from nomad_dsec.node.tasks import Tasks
 from nomad_dsec.node.tasks_follow import Follower
 from nomad_dsec.node.verbs import Verbs
@@ -179,10 +180,11 @@ async def assemble(node: Node) -> Assembled:
     follower = Follower(node, door, execs, tasks)
     await grants.recover()
     await follower.recover()
-    node.room.spawn("sweep tasks", follower.sweep_forever())
     lanes = Lanes(node)
     calls = CallTasks(node, lanes)
     await calls.recover()
+    kept: dict[str, Kept] = {"task": tasks, "grant": grants, "call": calls}
+    node.room.spawn("sweep tasks", TaskSweep(node.clock, tasks, kept).run_forever())
     fingerprint = Fingerprint(node, supervisor, lanes)
     node.room.spawn("cull lanes", lanes.cull())
     routes = Routes(node, creator, verbs, execs, Files(execs), fingerprint, supervisor, FncallRoutes(lanes))

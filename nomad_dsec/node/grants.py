@@ -64,6 +64,10 @@ class Grants:
         """All of them."""
         return GrantList(grants=[grant_info(grant.row) for grant in self._live.values()])
 
+    def homes(self) -> dict[str, str]:
+        """The allocation's directory of each."""
+        return {key: grant.row.home for key, grant in self._live.items()}
+
     async def put(self, key: str, request: GrantRequest) -> TaskInfo:
         """Add to the room, or change the size of a grant that is active. A withdrawn one stays withdrawn."""
         if key != task_key(request.task_id):

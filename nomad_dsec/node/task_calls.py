@@ -61,6 +61,10 @@ class CallTasks:
         """As drivers see it."""
         return task_info(self._get(key).row)
 
+    def homes(self) -> dict[str, str]:
+        """The allocation's directory of each."""
+        return {key: call.row.home for key, call in self._live.items()}
+
     async def start(self, key: str, request: CallTaskRequest) -> TaskInfo:
         """Begin the call, or return what there is of it; UsageError for a log path or an image that can't be."""
         if key != task_key(request.task_id):

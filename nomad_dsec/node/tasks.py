@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from libdsec.errors import DsecError, NotFoundError, PlatformError, StateError, UsageError
+from libdsec.errors import DeadlineExceeded, DsecError, NotFoundError, PlatformError, StateError, UsageError
 from libdsec.wire import CreateRequest, ExecRequest, NodeCreateRequest
 from libdsec.wire_tasks import HostMount, task_key
 
@@ -42,6 +42,7 @@ log = get_log(__name__)
 OUTPUT_BYTES = 2 * 1024 * 1024  # kept by dsec-init while nobody reads: as long as this daemon is away
 KILL_S = 2.0  # for the true end of a killed program to be told by its dsec-init
 GONE_S = 10.0
+START_SLACK_S = 30.0  # beyond the wait for a turn. A driver gives up later than that, so nothing starts behind its back
 FAST_FAILURE_S = 0.1  # a program that can't be started is known by then, and StartTask itself can say so
 
 
@@ -107,20 +108,27 @@ class Tasks:
         return task_info(task.row)
 
     async def _join_start(self, task: LiveTask) -> None:
-        assert task.starting is not None
+        starting = task.starting
+        assert starting is not None
         try:
-            await asyncio.shield(task.starting)
+            await asyncio.shield(starting)
         except asyncio.CancelledError:
-            if not task.starting.cancelled():
+            if not starting.cancelled():
                 raise  # the one who asked went away; the start goes on
             raise StateError("task_stopped", "the task was stopped while it was started") from None
 
     async def _start(self, task: LiveTask, request: TaskRequest) -> None:
+        limit_s = request.start_timeout_s + START_SLACK_S
+        limit = asyncio.timeout(limit_s)
         try:
-            await self._supersede(task)
-            await self._make(task, request)
-        except BaseException:
+            async with limit:
+                await self._supersede(task)
+                await self._make(task, request)
+        except BaseException as error:
             await asyncio.shield(self._undo(task))
+            if limit.expired():
+                message = f"the task did not run within {limit_s:g} s; what there was of it is removed"
+                raise DeadlineExceeded("start_timeout", message, retry_after_s=1.0) from error
             raise
         finally:
             task.starting = None
@@ -339,6 +347,10 @@ class Tasks:
             await self.kill(task)
         await self._end_sandbox(task, "its task was destroyed")
         await self.forget(task)
+
+    def homes(self) -> dict[str, str]:
+        """The allocation's directory of each."""
+        return {key: task.row.home for key, task in self.live.items()}
 
     def restore(self) -> list[LiveTask]:
         """The records of a former daemon; read once, before serving."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from libdsec.errors import DsecError, NotFoundError
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 SAVE_S = 0.2  # how old the journaled offset may be: after a SIGKILL that much output comes twice
 RETRY_S = 0.5
-SWEEP_S = 60.0
-KEEP_ENDED_S = 7 * 24 * 3600.0
-KEEP_ENDED_MAX = 10_000
 
 
 class Follower:
@@ -164,31 +160,6 @@ class Follower:
         except DsecError as error:
             self._tell(task, f"its logs are lost: {error}")
             return LogSinks.open("", "")
-
-    async def sweep_forever(self) -> None:
-        """Forget ended records in time, and end tasks whose allocation's directory has gone."""
-        missing: set[str] = set()
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            try:
-                missing = await self.sweep(missing)
-            except (DsecError, OSError) as error:
-                log.error("a sweep of tasks failed and goes on", error=repr(error))
-
-    async def sweep(self, missing: set[str]) -> set[str]:
-        """One round. missing: keys whose directory was gone in the round before; returns those of this round."""
-        live = list(self._tasks.live.values())
-        ended = sorted((t for t in live if t.exited.is_set()), key=lambda t: t.row.completed_at)
-        horizon = self._node.clock.now() - KEEP_ENDED_S
-        for place, task in enumerate(ended):
-            if task.row.completed_at < horizon or place < len(ended) - KEEP_ENDED_MAX:
-                await self._tasks.forget(task)
-        gone = {t.row.key for t in live if t.row.home and not Path(t.row.home).exists()}
-        for key in gone & missing:
-            if (lost := self._tasks.live.get(key)) is not None:
-                log.warning("a task's allocation is gone; it is ended", task=lost.row.task_id, home=lost.row.home)
-                await self._tasks.destroy(key, force=True)
-        return gone - missing
 
 
 async def _first(event: asyncio.Event, timeout_s: float) -> None:
