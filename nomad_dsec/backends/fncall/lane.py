@@ -51,7 +51,10 @@ CHARGE_SLACK_BYTES: Final = 8 * MIB
 RESET_S: Final = 1.0
 RESET_NAP_S: Final = 0.005
 ZYGOTE: Final = Path(__file__).with_name("zygote.py")
-_ZYGOTE_ENV: Final = (b"PATH=/usr/local/bin:/usr/bin:/bin", b"LANG=C.UTF-8", b"PYTHONDONTWRITEBYTECODE=1", b"HOME=/tmp")
+# LD_BIND_NOW: symbols are looked up once, by the zygote, and not by each child that is the first to call something.
+_ZYGOTE_ENV: Final = (
+    b"PATH=/usr/local/bin:/usr/bin:/bin", b"LANG=C.UTF-8", b"PYTHONDONTWRITEBYTECODE=1", b"HOME=/tmp", b"LD_BIND_NOW=1",
+)  # fmt: skip
 _log = get_log("fncall.lane")
 
 

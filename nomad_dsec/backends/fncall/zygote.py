@@ -5,6 +5,8 @@ loaded. Its one socket (descriptor 3) goes to the lane's PID 1; the messages are
 
 Each page that a child writes to is copied first, and a reference count is a write: a call costs what it touches. So
 `threading` and `random` are left out: their work after each fork copies 130 pages, half of what a small program does.
+What a child does in Python is rehearsed before, so often that the interpreter has adapted its code to it: code that
+adapts is written to. The environment is empty before the fork, as taking it apart in each child would copy 70 pages.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 24, 38
 NOBODY = 65534
 WORK = "/tmp/work"
 STEP_FORK, STEP_ENTER, STEP_LIMITS, STEP_USER = 3, 4, 5, 6
-WORDS_PIECE = 1 << 20
+WORDS_FIRST, WORDS_MOST = 4096, 1 << 20  # small ones are the rule, and a large buffer is new pages for each child
+REHEARSALS = 32
 FDS = struct.Struct("5i")  # pidfd of the namespaces, stdin, stdout, stderr, words
 
 Header = typing.Tuple[int, ...]  # noqa: UP006 - read by Python 3.8 too
@@ -94,7 +97,6 @@ def become(header: Header, fds: Header) -> None:
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     checked(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # as after an execve: its own /proc/self is its own
     page[0] = 0
     page.close()  # the program must not be able to say that it never began
@@ -103,11 +105,13 @@ def become(header: Header, fds: Header) -> None:
 def read_words(fd: int) -> list[bytes]:
     """Argv and env. Only the child ever has them: the zygote's own memory is in all later children."""
     parts: list[bytes] = []
+    size = WORDS_FIRST
     while True:
-        part = os.read(fd, WORDS_PIECE)
+        part = os.read(fd, size)
         if not part:
             return b"".join(parts).split(b"\0")
         parts.append(part)
+        size = min(2 * size, WORDS_MOST)
 
 
 def call(header: Header, fds: Header) -> int:
@@ -119,26 +123,45 @@ def call(header: Header, fds: Header) -> int:
         page[1] = min(error.errno or 5, 255)
         os._exit(127)
     argc, envc = header[13], header[14]
-    os.environ.clear()
-    for word in words[argc : argc + envc]:
+    set_environment(words[argc : argc + envc])
+    names = become_main(words[:argc])
+    gc.enable()
+    return run(names)
+
+
+def set_environment(words: list[bytes]) -> None:
+    """NAME=value words as the environment, which is empty."""
+    for word in words:
         name, _, value = word.partition(b"=")
         os.environb[name] = value
-    sys.argv[:] = [os.fsdecode(word) for word in words[:argc]]
+
+
+def become_main(words: list[bytes]) -> dict[str, typing.Any]:
+    """argv, the path of modules, and a new __main__ whose names are returned."""
+    sys.argv[:] = [os.fsdecode(word) for word in words]
     sys.path.insert(0, WORK)
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=f"{WORK}/{sys.argv[0]}", __builtins__=__builtins__)
     sys.modules["__main__"] = module
-    gc.enable()
-    return run(module.__dict__)
+    return module.__dict__
+
+
+def read_source(path: str) -> bytes:
+    """The program's text."""
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
+
+
+def execute(source: bytes, names: dict[str, typing.Any]) -> None:
+    """Compile and run it."""
+    exec(compile(source, names["__file__"], "exec"), names)  # noqa: S102 - it is what this is for
 
 
 def run(names: dict[str, typing.Any]) -> int:
     """What python3 FILE does, but for the interpreter's own dismantling (clean=True has that)."""
     status = 0
     try:
-        with open(names["__file__"], "rb", buffering=0) as file:
-            source = file.readall()
-        exec(compile(source, names["__file__"], "exec"), names)  # noqa: S102 - it is what this is for
+        execute(read_source(names["__file__"]), names)
     except SystemExit as end:
         status = exit_status(end.code)
     except KeyboardInterrupt as error:
@@ -160,8 +183,10 @@ def run(names: dict[str, typing.Any]) -> int:
 
 
 def show(error: BaseException) -> None:
-    """A traceback without our own frame."""
-    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    """A traceback without our own two frames."""
+    frames = error.__traceback__
+    for _ in range(2):
+        frames = frames.tb_next if frames else None
     sys.excepthook(type(error), error.with_traceback(frames), frames)
 
 
@@ -222,8 +247,24 @@ def serve(sock: socket.socket) -> None:
 
 
 def rehearse() -> None:
-    """Load what the first call would load: the compiler, codecs, a formatted exception."""
-    exec(compile("print('', end='')", "main.py", "exec"), {})  # noqa: S102 - as in run
+    """What a child does, over and over; descriptors 1 and 2 are /dev/null here. Nothing of it stays."""
+    before = sys.argv[:], sys.path[:], sys.modules["__main__"]
+    for _ in range(REHEARSALS):
+        reading, writing = os.pipe()
+        os.write(writing, b"main.py\0A=b\0C=d\0E=f\0")
+        os.close(writing)
+        words = read_words(reading)
+        os.close(reading)
+        set_environment(words[1:4])
+        os.environ.clear()
+        names = become_main(words[:1])
+        read_source(os.devnull)
+        execute(b"import sys\nfor n in range(2):\n    print(n, str(n), 1.5, file=sys.stderr)\nprint(1)\n", names)
+        flush()
+        core = resource.getrlimit(resource.RLIMIT_CORE)
+        limit(resource.RLIMIT_CORE, core[0], core[1])
+        checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    sys.argv[:], sys.path[:], sys.modules["__main__"] = before
     "".join(traceback.format_exception_only(ValueError, ValueError("x")))
     "\xe9".encode().decode("latin-1")
 
@@ -231,6 +272,8 @@ def rehearse() -> None:
 def main() -> None:
     """Until the lane's PID 1 closes its end."""
     sys.path[:] = [entry for entry in sys.path if entry]
+    os.environ.clear()
+    checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))  # for all children: it can't be taken back
     rehearse()
     for cap in range(64):  # what an execve could give back; what we hold now is not touched
         if libc.prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0:
