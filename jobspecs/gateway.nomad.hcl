@@ -11,6 +11,24 @@ variable "nodes" {
   description = "node endpoints with commas between: unix:/path or http://host:port#token"
 }
 
+variable "consul_address" {
+  type        = string
+  default     = ""
+  description = "http(s)://host:port of the client's Consul agent, which tells of the nodes; empty: only var.nodes"
+}
+
+variable "consul_token" {
+  type        = string
+  default     = ""
+  description = "where the client keeps a token with policies/acl/gateway.consul.hcl, such as file:/etc/dsec/consul-token"
+}
+
+variable "node_token" {
+  type        = string
+  default     = ""
+  description = "where the nodes' token is: file:/path, vault:mount/path#key; {node} in it is the node's id"
+}
+
 variable "host" {
   type        = string
   default     = ".*"
@@ -67,6 +85,14 @@ job "dsec-gateway" {
           "--port", "${NOMAD_PORT_http}",
           "--nodes", var.nodes,
         ]
+      }
+
+      # Tokens by reference: a job's env is for every operator to read. Consul never tells a node's token.
+      env {
+        DSEC_CONSUL_ADDRESS     = var.consul_address
+        DSEC_CONSUL_TOKEN       = var.consul_token
+        DSEC_GATEWAY_NODE_TOKEN = var.node_token
+        DSEC_GATEWAY_ADVERTISE  = "${attr.unique.network.ip-address}"
       }
 
       resources {

@@ -17,6 +17,24 @@ variable "alloc_dir" {
   description = "alloc_dir of the clients: tasks' directories below it may be shown inside sandboxes"
 }
 
+variable "consul_address" {
+  type        = string
+  default     = ""
+  description = "http(s)://host:port of each client's Consul agent, where gateways find the nodes; empty: none"
+}
+
+variable "consul_token" {
+  type        = string
+  default     = ""
+  description = "where the clients keep a token with policies/acl/node.consul.hcl, such as file:/etc/dsec/consul-token"
+}
+
+variable "node_token" {
+  type        = string
+  default     = ""
+  description = "where the token is that gateways must show, such as vault:secret/dsec/node#token; empty: made by each node"
+}
+
 job "dsec-node" {
   type      = "system"
   node_pool = var.node_pool
@@ -60,6 +78,13 @@ job "dsec-node" {
           "--capacity", "granted",
           "--mount-roots", var.alloc_dir,
         ]
+      }
+
+      # Tokens by reference: a job's env is for every operator to read.
+      env {
+        DSEC_CONSUL_ADDRESS = var.consul_address
+        DSEC_CONSUL_TOKEN   = var.consul_token
+        DSEC_NODE_TOKEN     = var.node_token
       }
 
       # The daemon itself; the sandboxes are in cgroups of their own, paid for by the pools.
