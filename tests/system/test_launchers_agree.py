@@ -210,7 +210,7 @@ async def test_a_runtime_that_is_not_there_is_told(binary: Path, monkeypatch: py
     assert shutil.which("crun") or "not on PATH" in await OciLauncher("crun", binary, layout).probe()
     monkeypatch.setenv("PATH", "/nowhere")
     assert "not on PATH" in await OciLauncher("crun", binary, layout).probe()
-    assert "listening socket" in await OciLauncher("runsc", binary, layout).probe()
+    assert "openat2" in await OciLauncher("runsc", binary, layout).probe()
     with pytest.raises(UsageError) as unknown:
         OciLauncher("rkt", binary, layout)
     assert unknown.value.field == "node.launcher"

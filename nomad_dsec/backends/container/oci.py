@@ -62,9 +62,10 @@ class OciLauncher:
     async def probe(self) -> str:
         """Empty when the runtime is there and new enough; that it starts containers is seen at the first start."""
         if self._runtime == "runsc":
-            # gVisor's kernel has no listening unix socket, no cgroup2 directory and no clone3(CLONE_INTO_CGROUP) to
-            # inherit from the host, on which dsec-init's exec trees and re-attachment rest.
-            return "runsc can't hand dsec-init a listening socket and a cgroup of the host"
+            # Seen with runsc 20221219 (ptrace, Linux 6.18): dsec-init starts, and serves on a socket of a bind-mounted
+            # directory (--host-uds=all). But openat2 is ENOSYS, on which every path of files and cwd rests; the socket
+            # of PID 1 would be a name inside; and without user.max_*_namespaces the policy's probe finds them open.
+            return "gVisor has no openat2(2) and no user.max_*_namespaces, on which files and the policy rest"
         if shutil.which(self._runtime) is None:
             return f"{self._runtime} is not on PATH: install it"
         said = (await proc.run_async([self._runtime, "--version"], timeout_s=10)).stdout.decode("utf-8", "replace")
