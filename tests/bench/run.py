@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SOURCE = "debootstrap:bookworm?include=python3,python3-pytest,gcc,g++,git,ca-certificates,procps"
-NAMES = ("create", "exec", "idle", "cycles", "fncall")
+NAMES = ("create", "exec", "idle", "cycles", "fncall", "consul")
+WITHOUT_IMAGE = {"consul"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def main() -> int:
     images = args.images or ROOT / "dsec-data" / "images"
     work = Path(tempfile.mkdtemp(prefix="dsec-bench-"))
     try:
-        if args.images is None:
+        if args.images is None and not WITHOUT_IMAGE.issuperset(names):
             _import_image(images, args.image)
         for name in names:
             module = importlib.import_module(f"tests.bench.bench_{name}")

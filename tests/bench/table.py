@@ -39,6 +39,23 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("fncall", "cpp_cached_ms.p50", "fncall of compiled C++ from the cache, one caller, p50 ms", ""),
     ("fncall", "spinners.longest_wall_s", "2x cores of `while True`, limit 2 s: the last one judged after, s", "<= 3"),
     ("fncall", "spinners.daemon_answers_ms.max", "what the daemon answers meanwhile, max ms", "< 100"),
+    (
+        "consul",
+        "sandboxes_1000.node_cpu_percent",
+        "Consul, 1,000 sandboxes a node: CPU of the node daemon, % of a core",
+        "",
+    ),
+    ("consul", "sandboxes_1000.agent_cpu_percent", "the same, CPU of the agent above its rest", ""),
+    ("consul", "sandboxes_1000.key_writes_per_s", "the same, key writes a second", ""),
+    (
+        "consul",
+        "sandboxes_5000.node_cpu_percent",
+        "Consul, 5,000 sandboxes a node: CPU of the node daemon, % of a core",
+        "",
+    ),
+    ("consul", "sandboxes_5000.agent_cpu_percent", "the same, CPU of the agent above its rest", ""),
+    ("consul", "sandboxes_5000.key_writes_per_s", "the same, key writes a second", ""),
+    ("consul", "ping.cpu_percent_5000", "asking 5,000 PID 1s every 30 s, % of a core", ""),
     ("fncall", "calls", "calls with the counts below flat", ">= 100000"),
 )
 
