@@ -6,16 +6,16 @@ import asyncio
 import os
 import subprocess
 import tempfile
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nomad_dsec.guest import build
 from nomad_dsec.guest.channel import GuestChannel
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 BIN = Path(build.__file__).parent / "bin"
 UNIFIED = Path("/sys/fs/cgroup/unified")
@@ -133,3 +133,28 @@ async def _first_connection(process: subprocess.Popen[bytes], socket: Path, log:
                 return await GuestChannel.connect(socket)
             except Exception:
                 await asyncio.sleep(0.01)
+
+
+@contextmanager
+def open_room() -> Iterator[Path]:
+    """A directory that every user can reach: pytest's own are for root only."""
+    with tempfile.TemporaryDirectory(prefix="dsec-guest-room-", dir="/tmp") as made:
+        Path(made).chmod(0o777)
+        yield Path(made)
+
+
+async def read(channel: GuestChannel, path: Any, *args: Any, **more: Any) -> bytes:
+    """A whole file."""
+    return b"".join([piece async for piece in channel.read_file(path, *args, **more)])
+
+
+async def pieces(data: bytes, size: int = 50_000) -> AsyncIterator[bytes]:
+    """Data as a sender has it: bit by bit."""
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+def code_of(caught: Any) -> str:
+    """The code of an error that pytest.raises caught."""
+    code: str = caught.value.code
+    return code
