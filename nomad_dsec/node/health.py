@@ -41,7 +41,7 @@ class HealthWatch:
             asked = [entry for entry in self._node.live() if entry.row.state == "running"]
             waves = [asked[start : start + AT_ONCE] for start in range(0, len(asked), AT_ONCE)]
             for wave in waves:
-                await asyncio.gather(*(self._ask(entry) for entry in wave))
+                await asyncio.gather(*(self.ask(entry) for entry in wave))
                 await asyncio.sleep(self._every_s / len(waves))
             known = {entry.row.id for entry in self._node.live()}
             self._heard = {one: at for one, at in self._heard.items() if one in known}
@@ -49,7 +49,8 @@ class HealthWatch:
             if not waves:
                 await asyncio.sleep(self._every_s)
 
-    async def _ask(self, entry: Entry) -> None:
+    async def ask(self, entry: Entry) -> None:
+        """One sandbox, once; never raises."""
         sandbox = entry.row.id
         try:
             channel = await self._execs.channel(entry)
