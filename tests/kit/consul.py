@@ -113,8 +113,10 @@ class Agent:
 
 
 @contextmanager
-def agent(directory: Path, *, acl: bool = False) -> Iterator[Agent]:
-    """A single server that keeps its data, so that a restart is a restart."""
+def agent(
+    directory: Path, *, acl: bool = False, https: int = -1, more: dict[str, Any] | None = None
+) -> Iterator[Agent]:
+    """A single server that keeps its data, so that a restart is a restart. https: a second port; more: its config."""
     http, serf, server, wan = free_ports(4)
     config: dict[str, Any] = {
         "server": True,
@@ -128,6 +130,9 @@ def agent(directory: Path, *, acl: bool = False) -> Iterator[Agent]:
         "enable_debug": False,
         "disable_update_check": True,
     }
+    if https > 0:
+        config["ports"]["https"] = https
+    config |= more or {}
     token = ""
     if acl:
         token = "11111111-2222-3333-4444-555555555555"
