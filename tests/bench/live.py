@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).parents[2]
 DSEC = Path(sys.executable).parent / "dsec"
@@ -53,12 +53,18 @@ def _footprint(pid: int) -> dict[str, int]:
 
 
 @contextmanager
-def live(data: Path, *, images: Path | None = None, timeout_s: float = 120.0) -> Iterator[Live]:
-    """`dsec dev --detach` in its own data directory, stopped at the end with all its sandboxes."""
+def live(
+    data: Path, *, images: Path | None = None, timeout_s: float = 120.0, settings: Mapping[str, str] | None = None
+) -> Iterator[Live]:
+    """`dsec dev --detach` in its own data directory, stopped at the end with all its sandboxes.
+
+    settings: by environment variable, such as DSEC_NODE_CPU_OVERCOMMIT.
+    """
     argv = [str(DSEC), "dev", "--data", str(data), "--detach"]
     if images is not None and not (data / "images").exists():
         (data / "images").symlink_to(images)  # the store of the whole run, so that no bench imports its own
-    subprocess.run(argv, check=True, timeout=timeout_s, stdout=subprocess.DEVNULL)
+    env = {**os.environ, **(settings or {})}
+    subprocess.run(argv, check=True, timeout=timeout_s, stdout=subprocess.DEVNULL, env=env)
     try:
         facts = json.loads((data / "dev.json").read_text())
         yield Live(facts["endpoint"], facts["api_key"], data, _pids(facts["children"]))
