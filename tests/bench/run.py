@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SOURCE = "debootstrap:bookworm?include=python3,python3-pytest,gcc,g++,git,ca-certificates,procps"
-NAMES = ("create", "exec", "idle", "cycles", "fncall", "consul")
-WITHOUT_IMAGE = {"consul"}
+NAMES = ("create", "exec", "idle", "cycles", "fncall", "consul", "layers")
+WITHOUT_IMAGE = {"consul", "layers"}
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,13 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("consul", "sandboxes_5000.agent_cpu_percent", "the same, CPU of the agent above its rest", ""),
     ("consul", "sandboxes_5000.key_writes_per_s", "the same, key writes a second", ""),
     ("consul", "ping.cpu_percent_5000", "asking 5,000 PID 1s every 30 s, % of a core", ""),
+    ("layers", "ratio_to_mkfs_alone", "import of a 512 MiB tar to mkfs.erofs 1.5 on its files, both synced", "<= 2"),
+    ("layers", "ratio_to_unpack_and_mkfs", "the same to tar -x and mkfs.erofs", ""),
+    ("layers", "import_raw.cpu_s", "the same, CPU s", ""),
+    ("layers", "import_raw.peak_rss_mib", "the same, peak memory MiB", "<= 200"),
+    ("layers", "import_zstd.wall_s", "the same with zstd frames for the wire, s", ""),
+    ("layers", "compose.wall_s", "300 layers, 15,868 inodes merged into one image, s", "< 1"),
+    ("layers", "compose.cpu_s", "the same, CPU s", ""),
     ("fncall", "calls", "calls with the counts below flat", ">= 100000"),
 )
 
