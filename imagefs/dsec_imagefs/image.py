@@ -1,19 +1,21 @@
-"""What the store knows of an image: its identity, configuration and facts, and their JSON form. Pure."""
+"""What the store tells of an image: identity, configuration, facts and names. Pure."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dsec_imagefs.errors import ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsec_imagefs.layer.manifest import ImageManifest, Layer
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._/@-]{0,150}(?::[a-zA-Z0-9_][a-zA-Z0-9._-]{0,60})?")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _HEX_PREFIX = re.compile(r"[0-9a-f]{6,64}")
-RECORD_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +34,19 @@ class ImageConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """One stored image.
+    """One stored image: layers, the metadata merged over them, a configuration.
 
     Attributes:
-        digest: ``sha256:<hex>`` over the root's digest and the configuration: equal content, equal digest.
-        rootfs: ``sha256:<hex>`` of the EROFS file; images that differ only in configuration share it.
+        digest: ``sha256:<hex>`` over the layers' ids and the configuration: equal content, equal digest.
+        rootfs: ``sha256:<hex>`` of the merged metadata; images that differ only in configuration share it.
+        layers: ``sha256:`` ids of the layers, lowest first.
+        diff_ids: digests of the source's layer tars in the same order, "" for a layer made of a tree.
         names: the references ``name:tag`` that point here now.
         source: what it was imported from, without credentials.
         created: RFC 3339 time of the build as the source says, or "".
         imported: RFC 3339 time of the import.
-        size_bytes: length of the EROFS file.
-        files: inodes in it.
-        layers: ``sha256:`` digests of the source's layers, lowest first; empty for trees.
+        size_bytes: length of the data of all layers and of the merged metadata; shared layers count in each image.
+        files: inodes in the merged tree.
         notes: what was left out or changed, each a sentence.
     """
 
@@ -51,42 +54,33 @@ class Image:
     rootfs: str
     config: ImageConfig
     source: str
+    layers: tuple[str, ...] = ()
+    diff_ids: tuple[str, ...] = ()
     created: str = ""
     imported: str = ""
     size_bytes: int = 0
     files: int = 0
-    layers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
 
 
-def image_digest(rootfs: str, config: ImageConfig) -> str:
-    """The identity of an image: sha256 of the canonical JSON of its root and configuration."""
-    identity = json.dumps({"config": asdict(config), "rootfs": rootfs}, sort_keys=True, separators=(",", ":"))
-    return "sha256:" + hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def render_record(image: Image) -> bytes:
-    """The file ``images/<hex>.json``; names are not in it, they have their own files."""
-    record = asdict(image) | {"version": RECORD_VERSION}
-    del record["names"]
-    return json.dumps(record, indent=1, sort_keys=True).encode()
-
-
-def parse_record(raw: bytes, where: str) -> Image:
-    """Read ``images/<hex>.json``; raises ImageError ``corrupt``."""
-    try:
-        record: dict[str, Any] = json.loads(raw)
-        if record.pop("version") != RECORD_VERSION:
-            raise ImageError("corrupt", f"{where} is of another version of the store")
-        config = record.pop("config")
-        for key in ("env", "entrypoint", "cmd"):
-            config[key] = tuple(config[key])
-        for key in ("layers", "notes"):
-            record[key] = tuple(record[key])
-        return Image(config=ImageConfig(**config), **record)
-    except (ValueError, TypeError, KeyError) as err:
-        raise ImageError("corrupt", f"{where} can't be read: {err}", "import the image again") from err
+def image_of(manifest: ImageManifest, layers: Sequence[Layer], names: tuple[str, ...] = ()) -> Image:
+    """The view of an image that callers get, from its manifest and those of its layers."""
+    blobs = {layer.blob.digest: layer.blob.size for layer in layers}
+    return Image(
+        digest=f"sha256:{manifest.digest}",
+        rootfs=f"sha256:{manifest.merged.digest}",
+        config=manifest.config,
+        source=manifest.source,
+        layers=tuple(f"sha256:{layer}" for layer in manifest.layers),
+        diff_ids=tuple(layer.diff_id for layer in layers),
+        created=manifest.created,
+        imported=manifest.imported,
+        size_bytes=sum(blobs.values()) + manifest.merged.size,
+        files=manifest.entries,
+        notes=manifest.notes,
+        names=names,
+    )
 
 
 def normal_name(name: str, field_name: str = "name") -> str:

@@ -1,29 +1,34 @@
-"""The way of an import: open the source, plan the image, write and hash it, publish it, remember it in the cache."""
+"""The way of an import: open the source, make each of its layers (or find it made), merge, publish, remember."""
 
 from __future__ import annotations
 
 import os
 import stat
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from dsec_imagefs.durable import locked, sync_directory, write_durably
-from dsec_imagefs.erofs.layout import Layout, plan_layout
-from dsec_imagefs.erofs.writer import write_image
+from dsec_imagefs.blob import Blob
+from dsec_imagefs.durable import locked, write_durably
 from dsec_imagefs.errors import ImageError, show_name
-from dsec_imagefs.image import Image, image_digest, normal_name, parse_record, render_record
-from dsec_imagefs.sources.base import Limits, Source, Work
+from dsec_imagefs.image import Image, normal_name
+from dsec_imagefs.kept import keep_build, kept_build
+from dsec_imagefs.layer.build import build_layer
+from dsec_imagefs.layer.manifest import ImageManifest, Layer, Part
+from dsec_imagefs.layer.merge import merge_layers
+from dsec_imagefs.sources.base import LayerSource, Limits, Material, Source, Work
 from dsec_imagefs.sources.parse import parse_source
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from dsec_imagefs.image import ImageConfig
     from dsec_imagefs.store import ImageStore
     from dsec_imagefs.tree import Node, Progress
 
-CACHE_MAX_AGE_S = 30 * 86400.0  # older roots are built anew: distributions ship security fixes
 _SAME_BUILD_WAIT_S = 3600.0
 _SPARE_BYTES = 64 << 20
 
@@ -43,99 +48,139 @@ class Importer:
         self.store.scratch.sweep()
         with self.store.scratch.directory() as tmp:
             work = Work(tmp=tmp, cache=self.store.root / "cache", limits=self.limits, report=progress)
+            files = tmp / "files"
+            files.mkdir(mode=0o700)
             key = chosen.cache_key
-            roots = work.cache / "roots"
-            roots.mkdir(mode=0o700, exist_ok=True)
             # Two imports of one slow build: the second waits and takes the first one's result.
-            gate = locked(roots / f"{key}.lock", timeout_s=_SAME_BUILD_WAIT_S) if key else nullcontext()
+            gate: AbstractContextManager[None] = nullcontext()
+            if key:
+                builds = work.cache / "roots"
+                builds.mkdir(mode=0o700, exist_ok=True)
+                gate = locked(builds / f"{key}.lock", timeout_s=_SAME_BUILD_WAIT_S)
             with gate:
-                image = self._cached(chosen, work) if key and not refresh else None
-                if image is None:
-                    image = self._build(chosen, work)
+                found = kept_build(builds, key, files) if key and not refresh else None
+                if found is None:
+                    found = self._build(chosen, work, files)
                     if key:
-                        _remember(roots, key, image, tmp / "image.erofs")
+                        keep_build(builds, key, *found, files)
+            manifest, layers = found
             work.progress("publish", 0, 1)
-            published = self.store.publish(image, tmp / "image.erofs", name)
+            published = self.store.publish(replace(manifest, imported=_now()), layers, files, name)
             work.progress("publish", 1, 1)
             return published
 
-    def _build(self, source: Source, work: Work) -> Image:
+    def _build(self, source: Source, work: Work, files: Path) -> tuple[ImageManifest, list[Layer]]:
         with source.open(work) as material:
-            work.progress("plan", 0, 1)
-            _note_hidden(material.root, work)
-            layout = plan_layout(material.root)
-            self._check_room(layout, work.tmp)
-            fd = os.open(work.tmp / "image.erofs", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                written = write_image(layout, fd, work.report)
-                work.progress("sync", 0, 1)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        rootfs = f"sha256:{written.digest}"
-        return Image(
-            digest=image_digest(rootfs, material.config),
-            rootfs=rootfs,
-            config=material.config,
-            source=source.label,
-            created=material.created,
-            imported=_now(),
-            size_bytes=written.size_bytes,
-            files=written.inodes,
-            layers=material.layers,
-            notes=tuple(work.notes),
-        )
+            layers = self._layers(material, work, files)
+        return stack_layers(
+            layers, files, config=material.config, created=material.created, source=source.label, work=work
+        ), layers  # fmt: skip
 
-    def _check_room(self, layout: Layout, tmp: Path) -> None:
-        if layout.size_bytes > self.limits.max_unpacked_bytes:
-            raise ImageError(
-                "too_large",
-                f"the image would take {layout.size_bytes} bytes, the limit is {self.limits.max_unpacked_bytes}",
-                "raise the limit or slim the image",
-                "source",
-            )
-        disk = os.statvfs(tmp)
+    def _layers(self, material: Material, work: Work, files: Path) -> list[Layer]:
+        made: dict[str, Layer] = {}
+        layers, left_bytes, left_files = [], self.limits.max_unpacked_bytes, self.limits.max_files
+        for source in material.layers:
+            layer = made.get(source.diff_id) or self._known(source.diff_id, files)
+            if layer is None:
+                # The limits are those of the whole image: each layer may have what the lower ones left.
+                limits = replace(self.limits, max_unpacked_bytes=left_bytes, max_files=left_files)
+                layer = self._make(source, replace(work, limits=limits), files)
+            else:
+                for note in layer.notes:
+                    work.note(note)
+            left_bytes, left_files = left_bytes - layer.blob.size, left_files - layer.entries
+            if left_bytes < 0 or left_files < 0:
+                raise ImageError("too_large", "the layers together are beyond the limits", "slim the image", "source")
+            if source.diff_id:
+                made[source.diff_id] = layer
+            layers.append(layer)
+        return layers
+
+    def _known(self, diff_id: str, files: Path) -> Layer | None:
+        """The layer that was made of this tar before, its files linked into `files`: no collection can take them."""
+        if not diff_id:
+            return None
+        objects = self.store.objects
+        with self.store.exclusive():
+            layer_id = objects.layer_of(diff_id)
+            if layer_id is None:
+                return None
+            try:
+                layer = self.store.layer(layer_id)
+            except ImageError:  # damaged: it is made anew, under the same name when the damage is gone
+                return None
+            data = layer.blob
+            if data.size and not (
+                objects.has_whole_blob(data.digest, data.size) and objects.link(data.digest, files, blob=True)
+            ):
+                return None
+            needed = [layer.meta.digest, layer.index.digest, layer.id]
+            if data.size and layer.wire.digest != data.digest:
+                needed.append(layer.wire.digest)
+            return layer if all(objects.link(digest, files) for digest in needed) else None
+
+    def _make(self, source: LayerSource, work: Work, files: Path) -> Layer:
+        with ExitStack() as stack:
+            content = source.open(stack)
+            if isinstance(content, Blob):
+                self._check_room(content.size, files)
+            else:
+                self._check_room(_size_of(content), files)
+            return build_layer(
+                content, files, limits=work.limits, progress=work.report, note=work.note, diff_id=source.diff_id
+            )  # fmt: skip
+
+    def _check_room(self, size: int, files: Path) -> None:
+        disk = os.statvfs(files)
         free = disk.f_bavail * disk.f_frsize
-        if layout.size_bytes + _SPARE_BYTES > free:
+        if size + _SPARE_BYTES > free:
             raise ImageError(
                 "no_space",
-                f"the image takes {layout.size_bytes >> 20} MiB and {self.store.root} has {free >> 20} MiB free",
+                f"the layer takes {size >> 20} MiB and {self.store.root} has {free >> 20} MiB free",
                 "free some disk, or run gc",
             )
 
-    def _cached(self, source: Source, work: Work) -> Image | None:
-        record = work.cache / "roots" / f"{source.cache_key}.json"
-        blob = record.with_suffix(".erofs")
-        try:
-            age_s = datetime.now(UTC).timestamp() - record.stat().st_mtime
-            image = parse_record(record.read_bytes(), str(record))
-            if age_s > CACHE_MAX_AGE_S or blob.stat().st_size != image.size_bytes:
-                return None
-            (work.tmp / "image.erofs").hardlink_to(blob)
-        except FileNotFoundError:
-            return None
-        return replace(image, imported=_now())
+
+def stack_layers(
+    layers: Sequence[Layer],
+    files: Path,
+    *,
+    config: ImageConfig,
+    created: str,
+    source: str,
+    work: Work,
+    imported: str = "",
+) -> ImageManifest:
+    """Merge layers whose metadata lies in `files` (named by digest), and write the merged metadata beside it."""
+    work.progress("merge", 0, 1)
+    merged = merge_layers([(layer, files / layer.meta.digest) for layer in layers])
+    write_durably(files / merged.digest, merged.metadata)
+    for path in merged.hidden:
+        work.note(f"{show_name(path)}: a device 0:0 is kept, but overlayfs hides it from containers")
+    work.progress("merge", 1, 1)
+    return ImageManifest(
+        layers=tuple(layer.id for layer in layers),
+        merged=Part(digest=merged.digest, size=len(merged.metadata)),
+        config=config,
+        created=created,
+        source=source,
+        imported=imported,
+        entries=merged.inodes,
+        notes=tuple(work.notes),
+    )
 
 
-def _note_hidden(root: Node, work: Work) -> None:
-    """Name what the image keeps and a container can't show: to overlayfs a device 0:0 is a whiteout (overlayfs.rst)."""
-    todo = [(b"", root)]
+def _size_of(root: Node) -> int:
+    """Bytes of data in a tree, holes left out."""
+    total, todo = 0, [root]
     while todo:
-        path, directory = todo.pop()
-        for name, child in directory.children.items():
+        for child in todo.pop().children.values():
             if child.is_dir:
-                todo.append((path + name + b"/", child))
-            elif child.fmt == stat.S_IFCHR and child.device == (0, 0):
-                work.note(f"{show_name(path + name)}: a device 0:0 is kept, but overlayfs hides it from containers")
-
-
-def _remember(roots: Path, key: str, image: Image, blob: Path) -> None:
-    """Keep the finished root as a second link to its file: no copy, and a later `rm` of the image spares it."""
-    kept = roots / f"{key}.erofs"
-    kept.unlink(missing_ok=True)
-    kept.hardlink_to(blob)
-    sync_directory(roots)
-    write_durably(roots / f"{key}.json", render_record(image))
+                todo.append(child)
+            elif child.fmt == stat.S_IFREG:
+                runs = child.content.extents
+                total += child.content.size if runs is None else sum(length for _, length in runs)
+    return total
 
 
 def _now() -> str:

@@ -1,31 +1,36 @@
 """One read-only EROFS mount per image root and host, shared by everybody who asks for its digest.
 
-Who uses what is on disk (`users` in the store, by table) and what is mounted is asked of the kernel, so a daemon
-that died or was replaced loses nothing: the next `acquire` finds the mount and adopts it.
+What is mounted is the merged metadata, with the layers' data files as its devices. Who uses what is on disk (`users` in
+the store, by table) and what is mounted is asked of the kernel, so a daemon that died or was replaced loses nothing:
+the next `acquire` finds the mount and adopts it.
 """
 
 from __future__ import annotations
 
 import errno
-from contextlib import contextmanager
+import os
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.durable import locked
+from dsec_imagefs.erofs.reader import ErofsReader
 from dsec_imagefs.errors import ImageError, SyscallError
 from dsec_imagefs.image import digest_hex
 from dsec_imagefs.loop import loop_device
+from dsec_imagefs.mountapi import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY, mount_erofs
 from dsec_imagefs.mountinfo import Mount, backing_file, read_mounts
-from dsec_imagefs.syscalls import MNT_DETACH, MS_BIND, MS_NODEV, MS_NOSUID, MS_PRIVATE, MS_RDONLY, mount_fs, umount
+from dsec_imagefs.syscalls import MNT_DETACH, MS_BIND, MS_PRIVATE, mount_fs, umount
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from dsec_imagefs.image import Image
     from dsec_imagefs.store import ImageStore
 
 # The mount is for overlays to stand on; overlay judges suid and devices by its own flags. What these two flags
 # refuse is a host user who reaches the mounted tree directly.
-_FLAGS = MS_RDONLY | MS_NODEV | MS_NOSUID
+_FLAGS = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID
 
 
 class MountTable:
@@ -54,12 +59,11 @@ class MountTable:
         root = digest_hex(image.rootfs)
         with self._exclusive():
             with self._store.exclusive():
-                blob = self._store.blob_path(image.rootfs)
-                if not blob.is_file():
+                if not self._store.objects.path(root).is_file():
                     raise ImageError("not_found", f"the root {image.rootfs} of {digest} is not in the store")
                 noted = self._users.add(root, user, image.digest)
             try:
-                return self._mounted(root, blob)
+                return self._mounted(image, root)
             except BaseException:
                 if noted:
                     self._users.remove(user, image.digest)
@@ -128,26 +132,42 @@ class MountTable:
                 found[target.name] = one
         return found
 
-    def _mounted(self, root: str, blob: Path) -> Path:
+    def _mounted(self, image: Image, root: str) -> Path:
         target = self._dir / root
         found = self._ours().get(root)
         if found is not None:
-            if Path(backing_file(found)).name == blob.name:
-                return target
-            raise ImageError("conflict", f"{target} is a mount of {backing_file(found)}, not of {blob}", "unmount it")
+            behind = Path(backing_file(found)).name
+            if behind != root and len(behind) == len(root):
+                raise ImageError("conflict", f"{target} is a mount of {behind}", "unmount it")
+            return target
+        metadata = self._store.objects.path(root)
+        devices = self._devices(image, metadata)
         self._make_private()
         target.mkdir(mode=0o755, exist_ok=True)
         if not self._force_loop:
             try:
-                mount_fs(str(blob), target, "erofs", _FLAGS)
+                mount_erofs(str(metadata), target, devices=[str(path) for path in devices], flags=_FLAGS)
                 return target
             except SyscallError as err:
                 # ENOTBLK: the kernel is older than 6.12, or the store lies on a stacked file system.
                 if err.errno != errno.ENOTBLK:
                     raise
-        with loop_device(blob) as device:
-            mount_fs(device, target, "erofs", _FLAGS)
+        with ExitStack() as stack:
+            loops = [stack.enter_context(loop_device(path)) for path in (metadata, *devices)]
+            mount_erofs(loops[0], target, devices=loops[1:], flags=_FLAGS)
         return target
+
+    def _devices(self, image: Image, metadata: Path) -> list[Path]:
+        """The data files of a merged image in the order of its device table."""
+        sizes = {layer.blob.digest: layer.blob.size for layer in self._store.layers(image)}
+        paths = []
+        for blob in _device_table(metadata):
+            if blob not in sizes:
+                raise ImageError("corrupt", f"{metadata} wants data {blob[:64]!r}, which none of the layers has")
+            if not self._store.objects.has_whole_blob(blob, sizes[blob]):
+                raise ImageError("not_found", f"the data {blob} of {image.digest} is not in the store")
+            paths.append(self._store.objects.blob(blob))
+        return paths
 
     def _make_private(self) -> None:
         """Be a private mount of our own, so that no mount here shows up (and stays busy) in other namespaces."""
@@ -156,3 +176,11 @@ class MountTable:
             mount_fs(str(self._dir), self._dir, None, MS_BIND)
         if not here or here[-1].shared:
             mount_fs("none", self._dir, None, MS_PRIVATE)
+
+
+def _device_table(metadata: Path) -> list[str]:
+    fd = os.open(metadata, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return [device.blob for device in ErofsReader(fd, str(metadata)).devices]
+    finally:
+        os.close(fd)

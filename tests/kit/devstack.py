@@ -103,6 +103,7 @@ def image_store() -> Path:
     """
     for store in (os.environ.get("DSEC_TEST_STORE", ""), "/var/lib/dsec-demo/images"):
         if store and any(Path(store, "refs").glob("debian-dev*")):
+            ImageStore(Path(store))  # one of an older format is converted now, not while a daemon is waited for
             return Path(store)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsec-test" / "images"
     cache.mkdir(parents=True, exist_ok=True)

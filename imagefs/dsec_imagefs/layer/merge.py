@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,12 +32,14 @@ class Merged:
         digest: its sha256 in hex.
         devices: digests of the blobs it refers to, in the order of the device table.
         inodes: how many it has.
+        hidden: paths of real devices 0:0, which overlayfs takes for whiteouts and so hides (overlayfs.rst).
     """
 
     metadata: bytes
     digest: str
     devices: tuple[str, ...]
     inodes: int
+    hidden: tuple[bytes, ...] = ()
 
 
 def merge_layers(layers: Sequence[tuple[Layer, Path]]) -> Merged:
@@ -55,12 +58,13 @@ def merge_layers(layers: Sequence[tuple[Layer, Path]]) -> Merged:
         blocks = layer.blob.size >> BLOCK_BITS
         if blobs.setdefault(layer.blob.digest, blocks) != blocks:
             raise ImageError("corrupt", f"two layers say different sizes of the blob {layer.blob.digest}")
-    used = _used_blobs(tree.root)
+    used, hidden = _survey(tree.root)
     devices = [(blob, blocks) for blob, blocks in blobs.items() if blob in used]
     layout = plan_layout(tree.root, blobs=devices)
     return Merged(
         metadata=layout.metadata, digest=hashlib.sha256(layout.metadata).hexdigest(),
         devices=tuple(blob for blob, _ in devices), inodes=layout.inodes,
+        hidden=hidden,
     )  # fmt: skip
 
 
@@ -72,14 +76,19 @@ def read_layer(layer: Layer, path: Path, name: str) -> Entries:
     return read_metadata(data, layer.blob, name)
 
 
-def _used_blobs(root: Node) -> set[str]:
-    """Digests of the blobs that have data of the tree's files."""
-    found: set[str] = set()
-    todo = [root]
+def _survey(root: Node) -> tuple[set[str], tuple[bytes, ...]]:
+    """Digests of the blobs that have data of the tree's files, and paths of devices 0:0."""
+    blobs: set[str] = set()
+    hidden: list[bytes] = []
+    todo = [(b"", root)]
     while todo:
-        for node in todo.pop().children.values():
+        path, directory = todo.pop()
+        for name, node in directory.children.items():
             if node.is_dir:
-                todo.append(node)
+                todo.append((path + name + b"/", node))
+            elif node.fmt == stat.S_IFCHR:
+                if node.device == (0, 0):
+                    hidden.append(path + name)
             elif isinstance(node.content, StoredContent) and node.content.blob:
-                found.add(node.content.blob)
-    return found
+                blobs.add(node.content.blob)
+    return blobs, tuple(sorted(hidden))

@@ -1,4 +1,4 @@
-"""OCI layouts and docker-archives, as directories or as tars: find the image, check digests, merge its layers."""
+"""OCI layouts and docker-archives, as directories or as tars: find the image and its layers, check digests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 import os
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.errors import ImageError
-from dsec_imagefs.layers import LayerMerge
 from dsec_imagefs.sources import documents
-from dsec_imagefs.sources.base import Material
+from dsec_imagefs.sources.base import LayerSource, Material
 from dsec_imagefs.sources.files import Files, open_files
 from dsec_imagefs.sources.unpack import unpack_layer
 
@@ -59,23 +59,15 @@ class ArchiveSource:
 
     @contextmanager
     def open(self, work: Work) -> Iterator[Material]:
-        """Verify and merge the layers; their bytes stay open until the context ends."""
+        """Find the layers; each is unpacked and verified when it is opened."""
         with ExitStack() as stack:
             found = self._find(open_files(self.path, work, stack), work)
-            merge = LayerMerge(work.limits, work.note)
             total, before = sum(layer.blob.size for layer in found.layers), 0
+            layers = []
             for layer in found.layers:
-                plain = unpack_layer(
-                    layer.blob, work, stack, digest=layer.digest, diff_id=layer.diff_id, before=before, total=total
-                )
-                merge.apply(plain)
+                layers.append(LayerSource(open=partial(_unpack, layer, work, before, total), diff_id=layer.diff_id))
                 before += layer.blob.size
-            yield Material(
-                root=merge.tree.root,
-                config=found.config.config,
-                created=found.config.created,
-                layers=tuple(layer.diff_id or layer.digest for layer in found.layers),
-            )
+            yield Material(layers=tuple(layers), config=found.config.config, created=found.config.created)
 
     def _find(self, files: Files, work: Work) -> _Found:
         index = files.find("index.json")
@@ -88,6 +80,12 @@ class ArchiveSource:
             "bad_source", f"{self.path} has neither index.json nor manifest.json",
             "give an OCI layout or the output of docker save; for a plain tree use dir:PATH", "source",
         )  # fmt: skip
+
+
+def _unpack(layer: _Layer, work: Work, before: int, total: int, stack: ExitStack) -> Blob:
+    return unpack_layer(
+        layer.blob, work, stack, digest=layer.digest, diff_id=layer.diff_id, before=before, total=total
+    )  # fmt: skip
 
 
 def _read(blob: Blob, work: Work) -> bytes:

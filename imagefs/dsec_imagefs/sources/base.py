@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 from dsec_imagefs.image import ImageConfig
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager, ExitStack
     from pathlib import Path
 
+    from dsec_imagefs.blob import Blob
     from dsec_imagefs.tree import Node, Progress
 
 
@@ -45,13 +47,26 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
-    """A source opened: the tree (its contents readable while open) and what the source says about it."""
+class LayerSource:
+    """One layer of a source, not yet read.
 
-    root: Node
+    Attributes:
+        open: gives an uncompressed tar, or a tree in which every entry is the layer's own; what has to be closed
+            goes on the stack, whose end is the end of the content.
+        diff_id: digest of the uncompressed tar, ``sha256:...``, by which a layer made before is found; "" for trees.
+    """
+
+    open: Callable[[ExitStack], Blob | Node]
+    diff_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """A source opened: its layers, lowest first (readable while open), and what the source says about the image."""
+
+    layers: tuple[LayerSource, ...]
     config: ImageConfig = field(default_factory=ImageConfig)
     created: str = ""
-    layers: tuple[str, ...] = ()
 
 
 class Source(Protocol):

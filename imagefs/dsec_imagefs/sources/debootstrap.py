@@ -20,7 +20,7 @@ from urllib.parse import parse_qs
 from dsec_imagefs.errors import ImageError, SyscallError
 from dsec_imagefs.image import ImageConfig
 from dsec_imagefs.sources.apt import Archive, choose_archives, read_archives, without_credentials
-from dsec_imagefs.sources.base import Material, Work
+from dsec_imagefs.sources.base import LayerSource, Material, Work
 from dsec_imagefs.sources.directory import scan_directory
 from dsec_imagefs.syscalls import MS_NOATIME, mount_fs
 from dsec_imagefs.tools import need_tool, run_tool
@@ -83,7 +83,9 @@ class DebootstrapSource:
             tree = scan_directory(root, fd, work.report, work.note)
             tidy(tree, archives)
             env = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
-            yield Material(root=tree, config=ImageConfig(env=env, cmd=("/bin/bash",)))
+            yield Material(
+                layers=(LayerSource(open=lambda _stack: tree),), config=ImageConfig(env=env, cmd=("/bin/bash",))
+            )
         finally:
             os.close(fd)
 

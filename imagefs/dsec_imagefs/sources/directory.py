@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dsec_imagefs.blob import FdReader
 from dsec_imagefs.erofs.xattr import split_name
 from dsec_imagefs.errors import ImageError, show_name
-from dsec_imagefs.sources.base import Material, Work
+from dsec_imagefs.sources.base import LayerSource, Material, Work
 from dsec_imagefs.syscalls import openat2_beneath
 from dsec_imagefs.tree import Content, ContentReader, Extent, Node, Progress
 
@@ -175,6 +175,7 @@ class DirectorySource:
         except OSError as err:
             raise ImageError("bad_source", f"can't open {self.path}: {err.strerror}", field="source") from err
         try:
-            yield Material(root=scan_directory(Path(self.path), fd, work.report, work.note))
+            root = scan_directory(Path(self.path), fd, work.report, work.note)
+            yield Material(layers=(LayerSource(open=lambda _stack: root),))
         finally:
             os.close(fd)

@@ -10,12 +10,13 @@ from dsec_imagefs.sources.archive import ArchiveSource
 from dsec_imagefs.sources.debootstrap import parse_debootstrap
 from dsec_imagefs.sources.directory import DirectorySource
 from dsec_imagefs.sources.engine import EngineSource
+from dsec_imagefs.sources.layertar import LayerTarSource
 from dsec_imagefs.sources.registry import RegistrySource, check_ref
 
 if TYPE_CHECKING:
     from dsec_imagefs.sources.base import Source
 
-KINDS = ("dir:", "oci:", "docker-archive:", "docker://", "docker-daemon:", "debootstrap:")
+KINDS = ("dir:", "tar:", "oci:", "docker-archive:", "docker://", "docker-daemon:", "debootstrap:")
 
 
 def parse_source(text: str, *, authfile: str = "") -> Source:
@@ -31,6 +32,8 @@ def parse_source(text: str, *, authfile: str = "") -> Source:
         return EngineSource(ref=check_ref(rest))
     if kind == "dir":
         return DirectorySource(path=rest)
+    if kind == "tar":
+        return LayerTarSource(path=rest)
     if kind in ("oci", "docker-archive"):
         path, ref = _split_ref(rest)
         return ArchiveSource(kind=kind, path=path, ref=ref)

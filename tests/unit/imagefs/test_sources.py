@@ -9,7 +9,6 @@ import os
 import pytest
 import zstandard
 from dsec_imagefs import ImageError, ImageStore, Limits
-from dsec_imagefs.erofs.reader import ErofsReader
 from dsec_imagefs.sources.archive import ArchiveSource
 from dsec_imagefs.sources.debootstrap import DebootstrapSource
 from dsec_imagefs.sources.directory import DirectorySource
@@ -32,12 +31,8 @@ def store(tmp_path):
 
 
 def names_of(store: ImageStore, ref: str) -> dict[bytes, bytes]:
-    fd = os.open(store.blob_path(store.resolve(ref).rootfs), os.O_RDONLY)
-    try:
-        reader = ErofsReader(fd)
+    with store.open_root(ref) as reader:
         return {path: reader.read(inode) for path, inode in reader.walk() if inode.fmt == 0o100000}
-    finally:
-        os.close(fd)
 
 
 EXPECTED = {b"etc/b": b"2", b"etc/c": b"3" * 100_000}
@@ -52,7 +47,8 @@ def test_an_oci_layout_becomes_an_image(store, tmp_path, how):
     assert (image.config.cwd, image.config.user, image.config.entrypoint) == ("/work", "1000:1000", ("/init",))
     assert (image.config.cmd, image.config.labels, image.config.stop_signal) == (("serve",), {"a": "b"}, "SIGINT")
     assert image.created == "2024-01-02T03:04:05Z"
-    assert image.layers == tuple(digest_of(layer) for layer in LAYERS)
+    assert image.diff_ids == tuple(digest_of(layer) for layer in LAYERS)
+    assert len(image.layers) == len(LAYERS)
     assert image.names == ("demo:1",)
 
 
@@ -119,7 +115,7 @@ def test_damaged_layers_are_errors_and_leave_nothing(store, tmp_path, how, damag
     assert caught.value.field == "source"
     assert store.ls() == []
     assert list((store.root / "tmp").iterdir()) == []
-    assert list((store.root / "blobs" / "sha256").iterdir()) == []
+    assert [*(store.root / "blobs").iterdir(), *(store.root / "objects").iterdir()] == []
 
 
 @pytest.mark.parametrize(

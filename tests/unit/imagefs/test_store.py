@@ -5,12 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 from dsec_imagefs import ImageConfig, ImageError, ImageStore
-from dsec_imagefs.image import Image, image_digest, normal_name, parse_record, render_record
+from dsec_imagefs.image import normal_name
 from dsec_imagefs.mountinfo import parse_mountinfo
+from dsec_imagefs.objects import files_of
 
+from tests.kit import tarbytes as t
 from tests.kit.ocilayout import Layout
 from tests.unit.imagefs.test_sources import LAYERS
 
@@ -33,7 +36,11 @@ def change(tree, text: str) -> None:
 
 
 def blobs(store) -> set[str]:
-    return {p.stem for p in (store.root / "blobs" / "sha256").iterdir()}
+    return {p.name for p in (store.root / "blobs").iterdir()}
+
+
+def blobs_of(store, image) -> set[str]:
+    return {layer.blob.digest for layer in store.layers(image)}
 
 
 def test_an_image_is_found_by_every_kind_of_reference(store, tree):
@@ -44,7 +51,8 @@ def test_an_image_is_found_by_every_kind_of_reference(store, tree):
     assert store.ls() == [image]
     assert image.names == ("demo:latest",)
     assert image.files == 3
-    assert store.blob_path(image.rootfs).stat().st_size == image.size_bytes
+    sizes = [store.objects.blob(blob).stat().st_size for blob in blobs_of(store, image)]
+    assert image.size_bytes == sum(sizes) + store.objects.path(image.rootfs.removeprefix("sha256:")).stat().st_size
 
 
 def test_unknown_references_say_what_there_is(store, tree):
@@ -70,13 +78,14 @@ def test_the_same_source_again_is_the_same_image(store, tree):
 
 def test_a_name_moves_and_gc_takes_what_lost_its_name(store, tree):
     old = store.import_image(f"dir:{tree}", "demo")
+    gone = {f"sha256:{blob}" for blob in blobs_of(store, old)}
     change(tree, "two")
     new = store.import_image(f"dir:{tree}", "demo")
     assert store.resolve("demo").digest == new.digest
     assert store.resolve(old.digest).names == ()
     collected = store.gc()
     assert collected.images == (old.digest,)
-    assert collected.blobs == (old.rootfs,)
+    assert set(collected.blobs) == gone
     assert collected.freed_bytes > 0
     assert store.ls() == [new]
 
@@ -85,19 +94,21 @@ def test_images_that_differ_in_configuration_share_a_root(store, tmp_path):
     layout = Layout(tmp_path / "l")
     layout.image(LAYERS, tag="a")
     one = store.import_image(f"oci:{tmp_path}/l", "configured")
-    tree = Image(digest="", rootfs=one.rootfs, config=ImageConfig(), source="test", size_bytes=one.size_bytes)
-    spare = store.root / "tmp" / "copy"
-    spare.write_bytes(store.blob_path(one.rootfs).read_bytes())
-    other = store.publish(
-        Image(digest=image_digest(one.rootfs, tree.config), rootfs=one.rootfs, config=tree.config, source="test",
-              size_bytes=one.size_bytes), spare, "plain",
-    )  # fmt: skip
+    files = store.root / "tmp" / "copy"
+    files.mkdir()
+    manifest = store.manifest(one.digest)
+    for digest in files_of(manifest, store.layers(one)).objects:
+        (files / digest).write_bytes(b"not looked at: it is there already")
+    other = store.publish(replace(manifest, config=ImageConfig()), store.layers(one), files, "plain")
     assert other.digest != one.digest
-    assert len(blobs(store)) == 1
+    assert other.rootfs == one.rootfs
+    assert blobs(store) == blobs_of(store, one)
     store.rm("configured")
-    assert blobs(store) == {one.rootfs.removeprefix("sha256:")}
+    assert blobs(store) == blobs_of(store, other)
+    store.verify("plain")
     store.rm("plain")
     assert blobs(store) == set()
+    assert list((store.root / "objects").iterdir()) == []
 
 
 def test_rm_takes_one_name_and_with_the_last_the_image(store, tree):
@@ -142,18 +153,21 @@ def test_force_removes_what_is_used(store, tree):
 def test_verify_notices_one_changed_bit(store, tree):
     image = store.import_image(f"dir:{tree}", "a")
     assert store.verify("a") == image
-    path = store.blob_path(image.rootfs)
-    with path.open("r+b") as blob:
-        blob.seek(-1, os.SEEK_END)
-        blob.write(b"\x01")
-    with pytest.raises(ImageError, match="not what was imported") as caught:
-        store.verify("a")
-    assert caught.value.code == "corrupt"
+    (layer,) = store.layers(image)
+    documents = (layer.meta.digest, layer.index.digest, image.rootfs.removeprefix("sha256:"))
+    for path in (store.objects.blob(layer.blob.digest), *(store.objects.path(digest) for digest in documents)):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(ImageError, match=path.name) as caught:
+            store.verify("a")
+        assert caught.value.code == "corrupt"
+        path.write_bytes(whole)
+    assert store.verify("a") == image
 
 
 def test_a_missing_root_is_noticed_by_inspect(store, tree):
     image = store.import_image(f"dir:{tree}", "a")
-    store.blob_path(image.rootfs).unlink()
+    store.objects.path(image.rootfs.removeprefix("sha256:")).unlink()
     with pytest.raises(ImageError, match="missing"):
         store.inspect("a")
 
@@ -206,8 +220,8 @@ def test_progress_tells_the_stages(store, tree):
     seen = []
     store.import_image(f"dir:{tree}", "a", progress=lambda stage, done, total: seen.append((stage, done, total)))
     stages = list(dict.fromkeys(stage for stage, _, _ in seen))
-    assert stages == ["plan", "write", "sync", "publish"]
-    assert [(d, t) for s, d, t in seen if s == "write"][-1][0] == store.resolve("a").size_bytes
+    assert stages == ["layer", "merge", "publish"]
+    assert [(d, t) for s, d, t in seen if s == "publish"][-1] == (1, 1)
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a:b:c", "../x", "a//b", "x/", "sha256:" + "0" * 64, "é", "a" * 200])
@@ -223,16 +237,62 @@ def test_names_get_a_tag():
     assert normal_name("a:1.2-x") == "a:1.2-x"
 
 
-def test_records_survive_a_round_trip_and_damage_is_named():
-    image = Image(
-        digest="sha256:" + "a" * 64, rootfs="sha256:" + "b" * 64, source="dir:/x", notes=("n",), layers=("sha256:c",),
-        config=ImageConfig(env=("A=1",), labels={"l": "v"}),
-    )  # fmt: skip
-    assert parse_record(render_record(image), "x") == image
-    for raw in (b"", b"{}", b"[]", b'{"version": 2}', render_record(image)[:-5]):
-        with pytest.raises(ImageError) as caught:
-            parse_record(raw, "x.json")
-        assert caught.value.code == "corrupt"
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b'{"version": 9}', b"cut"])
+def test_a_damaged_record_is_named(store, tree, damage):
+    image = store.import_image(f"dir:{tree}", "a")
+    path = store.root / "images" / f"{image.digest.removeprefix('sha256:')}.json"
+    path.write_bytes(path.read_bytes()[:-5] if damage == b"cut" else damage)
+    with pytest.raises(ImageError, match=path.name) as caught:
+        store.resolve("a")
+    assert caught.value.code in ("corrupt", "unsupported")
+
+
+def test_a_record_of_another_image_is_not_believed(store, tree):
+    one = store.import_image(f"dir:{tree}", "a")
+    change(tree, "two")
+    two = store.import_image(f"dir:{tree}", "b")
+    paths = [store.root / "images" / f"{image.digest.removeprefix('sha256:')}.json" for image in (one, two)]
+    paths[0].write_bytes(paths[1].read_bytes())
+    with pytest.raises(ImageError, match="holds the image") as caught:
+        store.resolve("a")
+    assert caught.value.code == "corrupt"
+
+
+def test_a_layer_that_is_damaged_shows_in_the_listing_and_fails_by_name(store, tree):
+    image = store.import_image(f"dir:{tree}", "a")
+    layer = image.layers[0].removeprefix("sha256:")
+    store.objects.path(layer).write_bytes(b"{}")
+    fresh = ImageStore(store.root)
+    assert [one.names for one in fresh.ls()] == [("a:latest",)]
+    with pytest.raises(ImageError, match=layer) as caught:
+        fresh.verify("a")
+    assert caught.value.code == "corrupt"
+    fresh.rm("a")
+    assert fresh.import_image(f"dir:{tree}", "a") == fresh.verify("a")
+
+
+def test_a_layer_that_two_images_share_is_made_once_and_outlives_one_of_them(store, tmp_path):
+    base, top = LAYERS[0], t.file(b"etc/d", b"4") + t.END
+    for name, tars in (("one", LAYERS), ("two", [base, top])):
+        Layout(tmp_path / name).image(tars)
+    one = store.import_image(f"oci:{tmp_path}/one", "one")
+    two = store.import_image(f"oci:{tmp_path}/two", "two")
+    assert one.layers[0] == two.layers[0]
+    assert one.layers[1] != two.layers[1]
+    assert len(blobs(store)) == 3
+    store.rm("one")
+    assert blobs(store) == blobs_of(store, two)
+    store.verify("two")
+    assert store.import_image(f"oci:{tmp_path}/one", "one").digest == one.digest
+
+
+def test_a_layer_whose_files_are_gone_is_made_again(store, tmp_path):
+    Layout(tmp_path / "l").image(LAYERS)
+    image = store.import_image(f"oci:{tmp_path}/l", "one")
+    for path in (store.root / "blobs").iterdir():
+        path.unlink()
+    assert store.import_image(f"oci:{tmp_path}/l", "one").digest == image.digest
+    store.verify("one")
 
 
 def test_mountinfo_is_unescaped():

@@ -1,0 +1,135 @@
+"""Data that is not here yet: attached to the blob server, which fetches what is read; or fetched whole without one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsec_imagefs.blobd import BlobClient, BlobdError, BlobSpec, Settings, ensure_server
+from dsec_imagefs.durable import sync_directory
+from dsec_imagefs.errors import ImageError
+from dsec_imagefs.fetch import BlockFetcher
+from dsec_imagefs.layer.index import Index
+from dsec_imagefs.stores.parse import parse_store
+from dsec_imagefs.stores.transfer import fetch_blob
+
+if TYPE_CHECKING:
+    from dsec_imagefs.layer.manifest import Layer
+    from dsec_imagefs.objects import Origin
+    from dsec_imagefs.store import ImageStore
+    from dsec_imagefs.tree import Progress
+
+FETCH_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LazyBlobs:
+    """The data of one store's layers that lies elsewhere. Holds are named by the mount that stands on the data."""
+
+    store: ImageStore
+    settings: Settings = field(default_factory=Settings)
+
+    def device(self, layer: Layer, user: str) -> Path:
+        """A file that has all of a layer's data, at the latest when it is read.
+
+        Args:
+            layer: its data is not here whole.
+            user: who holds it from now on, see `release`.
+
+        Raises:
+            ImageError: ``not_found`` when it has no origin; the server's errors; StoreError.
+        """
+        origin = self._origin(layer)
+        if problem := fuse_problem():
+            raise ImageError(
+                "unsupported", f"the data {layer.blob.digest} can't be fetched when it is read: {problem}",
+                "fetch it whole: dsec image pull --whole", "image",
+            )  # fmt: skip
+        spec = BlobSpec(
+            digest=layer.blob.digest,
+            size=layer.blob.size,
+            index=str(self.store.objects.path(layer.index.digest)),
+            wire=origin.wire,
+            store=origin.store,
+            options={"authfile": origin.authfile} if origin.authfile else {},
+        )
+        return Path(ensure_server(self.store.root, self.settings).attach(spec, user=user)["direct"])
+
+    def client(self) -> BlobClient | None:
+        """The running server, None when there is none."""
+        client = BlobClient(self.store.root)
+        return client if client.is_running() else None
+
+    def release(self, layers: tuple[Layer, ...], user: str) -> None:
+        """Give back what a mount held; without a server nothing is held."""
+        client = self.client()
+        if client is None:
+            return
+        for layer in layers:
+            if layer.blob.size:
+                client.drop(layer.blob.digest, user)
+
+    def forget(self, digest: str) -> bool:
+        """Let the server give a blob up before its files are removed; False when it is held or open."""
+        client = self.client()
+        if client is None:
+            return True
+        try:
+            client.detach(digest)
+        except BlobdError as err:
+            if err.code == "in_use":
+                return False
+            if err.code != "not_found":
+                raise
+        return True
+
+    def fetch_whole(
+        self, layer: Layer, progress: Progress | None = None, *, timeout_s: float = FETCH_TIMEOUT_S
+    ) -> None:
+        """Bring all data here at once; idempotent. What the blob server has in part is completed by it."""
+        objects, blob = self.store.objects, layer.blob
+        if not blob.size or objects.has_whole_blob(blob.digest, blob.size):
+            return
+        origin = self._origin(layer)
+        index = Index.parse(objects.read(layer.index.digest))
+        arrived = objects.blob(blob.digest).with_name(f".{secrets.token_hex(8)}.tmp")
+        store = parse_store(origin.store, authfile=origin.authfile)
+        try:
+            fetcher = BlockFetcher(store=store, index=index, wire_digest=origin.wire)
+            report = None if progress is None else lambda done, total: progress("fetch", done, total)
+            fetch_blob(fetcher, arrived, deadline=time.monotonic() + timeout_s, progress=report)
+            with self.store.exclusive():
+                if not objects.map(blob.digest).exists():  # else a server serves it meanwhile: its file is the one
+                    arrived.rename(objects.blob(blob.digest))
+                    sync_directory(arrived.parent)
+        finally:
+            arrived.unlink(missing_ok=True)
+            store.close()
+
+    def _origin(self, layer: Layer) -> Origin:
+        origin = self.store.objects.origin(layer.blob.digest)
+        if origin is None:
+            raise ImageError(
+                "not_found", f"the data {layer.blob.digest} is not here, and no store is known to have it",
+                "pull or import the image again", "image",
+            )  # fmt: skip
+        return origin
+
+
+def fuse_problem() -> str:
+    """Why no blob server can run here, or ""; tried by opening the device."""
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as err:
+        return f"/dev/fuse: {os.strerror(err.errno or 0)}"
+    return ""
+
+
+def hold_name(root: str, table: str) -> str:
+    """The name by which one table's mount of a root holds data."""
+    return f"{root[:16]}@{hashlib.sha256(table.encode()).hexdigest()[:12]}"
