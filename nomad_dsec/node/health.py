@@ -54,7 +54,7 @@ class HealthWatch:
         sandbox = entry.row.id
         try:
             channel = await self._execs.channel(entry)
-            await channel.ping(timeout_s=PING_S)
+            await channel.ping(timeout_s=min(PING_S, self._every_s))
         except StateError:
             return  # it has ended meanwhile
         except DsecError as error:

@@ -129,14 +129,22 @@ async def test_nodes_are_found_used_and_told_of(tmp_path, server, secrets, daemo
         notes = [json.loads(checks[f"service:dsec-node-{daemon.node}"]["Output"]) for daemon in daemons]
         assert sum(note["states"]["running"] for note in notes) == 4
 
+        # one whose PID 1 hangs for a while
+        init = _init(made[1]["id"])
+        hangs = f"{PREFIX}/{made[1]['node']}/unhealthy/{made[1]['id']}"
+        os.kill(init, signal.SIGSTOP)
+        try:
+            await until(lambda: _is_told(consul, hangs, b"no_answer"))
+            await until(lambda: _is_passing(consul, made[1]["id"], False))
+        finally:
+            os.kill(init, signal.SIGCONT)
+        await until(lambda: _is_told(consul, hangs, None))
+        await until(lambda: _is_passing(consul, made[1]["id"], True))
+
         # an end that nobody asked for
         os.kill(_keeper(made[0]["id"]), signal.SIGKILL)
-        key = f"{PREFIX}/{made[0]['node']}/unhealthy/{made[0]['id']}"
-
-        async def told():
-            return (await consul.read(PREFIX)).get(key)
-
-        assert (await until(told)).startswith(b"init_exited")
+        ended = f"{PREFIX}/{made[0]['node']}/unhealthy/{made[0]['id']}"
+        await until(lambda: _is_told(consul, ended, b"init_exited"))
         for info in made:
             await admin("DELETE", f"/v1/sandboxes/{info['id']}")
         await until(lambda: _none(consul, "dsec-sandbox-web"))
@@ -153,6 +161,22 @@ def _keeper(sandbox: str) -> int:
             if any(word.startswith(b"--root=") and f"fake-{sandbox}/root".encode() in word for word in words):
                 return int(path.parent.name)
     raise AssertionError(sandbox)
+
+
+def _init(sandbox: str) -> int:
+    """Its PID 1, as the host sees it."""
+    keeper = _keeper(sandbox)
+    return int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
+
+
+async def _is_told(consul, key: str, reason: bytes | None) -> bool:
+    told = (await consul.read(PREFIX)).get(key)
+    return told is None if reason is None else (told or b"").startswith(reason)
+
+
+async def _is_passing(consul, sandbox: str, passing: bool) -> bool:
+    rows = {row.meta["sandbox"]: row for row in (await consul.services("dsec-sandbox-web"))[1]}
+    return rows[sandbox].passing is passing
 
 
 async def _none(consul, name):
