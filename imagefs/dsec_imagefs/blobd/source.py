@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dsec_imagefs.errors import ImageError
 from dsec_imagefs.fetch import BlockFetcher
 from dsec_imagefs.layer.index import Index
-from dsec_imagefs.stores.directory import DirectoryStore
+from dsec_imagefs.stores.parse import parse_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def open_store(url: str, options: dict[str, str]) -> Store:
-    """The store of a URL.
+    """The store of a URL (see `stores.parse`); the only option is ``authfile``, a containers-auth.json(5).
 
     Raises:
-        ImageError: ``bad_store``.
+        ImageError: ``bad_store``, ``bad_source`` for another option.
     """
-    if url.startswith("dir:") and not options:
-        return DirectoryStore(root=Path(url.removeprefix("dir:")))
-    raise ImageError("bad_source", f"a store {url.partition(':')[0]!r} is not known here", "dir:PATH", "store")
+    if odd := sorted(set(options) - {"authfile"}):
+        raise ImageError("bad_source", f"{odd[0]!r} is no option of a store", "authfile", "options")
+    return parse_store(url, authfile=options.get("authfile", ""))
 
 
 def load_index(spec: BlobSpec) -> Index:
