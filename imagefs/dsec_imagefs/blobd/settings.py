@@ -107,7 +107,6 @@ class Places:
         return self.own / "control.sock"
 
     def make(self) -> None:
-        """Create the directories, for the owner only."""
-        for path in (self.blobs, self.mount, self.own, self.records):
-            if not path.exists():  # mkdir on a dead FUSE mount is ENOTCONN
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Create the directories, for the owner only. Not the mount's: to look at it is a request to the server."""
+        for path in (self.blobs, self.own, self.records):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
