@@ -32,7 +32,7 @@ variable "consul_token" {
 variable "node_token" {
   type        = string
   default     = ""
-  description = "where the token is that gateways must show, such as vault:secret/dsec/node#token; empty: made by each node"
+  description = "where the token is that gateways must show, such as file:/etc/dsec/node-token; empty: made by each node"
 }
 
 job "dsec-node" {

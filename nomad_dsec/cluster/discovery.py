@@ -48,7 +48,11 @@ class Discovery:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            answered = await self.step(wait_s=WAIT_S)
+            answered = False
+            try:
+                answered = await self.step(wait_s=WAIT_S)
+            except Exception:
+                log.exception("a query failed unforeseen", service=self._name)
             await asyncio.sleep(BREATH_S if answered else PAUSE_S)
 
     async def step(self, *, wait_s: float) -> bool:

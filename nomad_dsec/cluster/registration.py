@@ -60,7 +60,10 @@ class Registration:
     async def run(self) -> None:
         """Until cancelled. Three missed heartbeats make the check critical."""
         while True:
-            await self.step()
+            try:
+                await self.step()
+            except Exception:
+                log.exception("a heartbeat failed unforeseen", service=self._offer.service_id)
             await asyncio.sleep(self._offer.ttl_s / 3)
 
     async def step(self) -> None:

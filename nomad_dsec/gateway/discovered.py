@@ -6,9 +6,10 @@ node that Consul has lost is asked as long as it answers.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
-from libdsec.errors import DsecError, UsageError
+from libdsec.errors import DeadlineExceeded, DsecError, UsageError
 
 from nomad_dsec.cluster.configured import resolve
 from nomad_dsec.cluster.secrets import is_reference
@@ -17,7 +18,6 @@ from nomad_dsec.ids import NODE_PATTERN
 from nomad_dsec.log import get_log
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Mapping, Sequence
 
     from nomad_dsec.clock import Clock
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 TOKEN_KEPT_S = 60.0
+FAILURE_KEPT_S = 4.0  # so that one look-up that hangs is not made for each of a hundred nodes
+LOOK_UP_S = 2.0
 NODE_MARK = "{node}"
 PROBLEMS_SHOWN = 10
 _KEY = "gateway.node_token"
@@ -34,7 +36,7 @@ _KEY = "gateway.node_token"
 
 class NodeTokens:
     """The token of each node, by the template of `gateway.node_token`; looked up again after a minute, so that a
-    changed one is taken up.
+    changed one is taken up. What was good stays while its source is away.
     """
 
     def __init__(self, template: str, source: SecretSource, clock: Clock) -> None:
@@ -42,17 +44,38 @@ class NodeTokens:
         self._source = source
         self._clock = clock
         self._known: dict[str, tuple[float, str]] = {}
+        self._failed: dict[str, tuple[float, DsecError]] = {}
 
     async def of(self, node: str) -> str:
         """Raises what SecretSource.resolve does, UsageError when it is empty. The node's id is a checked one."""
         text = self._template.replace(NODE_MARK, node) if is_reference(self._template) else self._template
-        until, token = self._known.get(text, (float("-inf"), ""))
         now = self._clock.monotonic()
-        if until <= now:
-            token = await resolve(self._source, text, field=_KEY)
-            if not token:
-                raise UsageError("empty_token", f"the token of node {node} is empty", field=_KEY)
-            self._known[text] = (now + TOKEN_KEPT_S, token)
+        until, token = self._known.get(text, (now, ""))
+        if until > now:
+            return token
+        failed_until, failure = self._failed.get(text, (now, None))
+        if failure is None or failed_until <= now:
+            try:
+                token = await self._look_up(text, node)
+            except DsecError as error:
+                failure = error
+                self._failed[text] = (now + FAILURE_KEPT_S, error)
+            else:
+                self._failed.pop(text, None)
+                self._known[text] = (now + TOKEN_KEPT_S, token)
+                return token
+        if token:
+            return token
+        raise failure
+
+    async def _look_up(self, text: str, node: str) -> str:
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                token = await resolve(self._source, text, field=_KEY)
+        except TimeoutError as error:
+            raise DeadlineExceeded("secret_timeout", f"no answer within {LOOK_UP_S:g} s", field=_KEY) from error
+        if not token:
+            raise UsageError("empty_token", f"the token of node {node} is empty", field=_KEY)
         return token
 
 

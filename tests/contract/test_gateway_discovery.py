@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from libdsec.errors import DsecError
 
 from nomad_dsec.cluster.consul import Service
 from nomad_dsec.cluster.discovery import View
@@ -213,6 +214,7 @@ async def test_tokens_come_from_a_secret_source_by_node(tmp_path):
             assert TOKEN not in str(listing)
             (secrets / "n2").touch(mode=0o600)
             (secrets / "n2").write_text(TOKEN)
+            clock.at += 5  # a failure is remembered for some seconds
             told.changed.set()
             await until(lambda: _are(admin, {"n1", "n2"}))
 
@@ -225,6 +227,14 @@ async def test_a_token_is_looked_up_again_after_a_while():
     assert await tokens.of("n1") == "first"
     clock.at += 61
     assert await tokens.of("n1") == "second"
+    del environ["T"]
+    clock.at += 61
+    assert await tokens.of("n1") == "second"  # what was good stays while its source is away
+    environ["T"] = "third"
+    clock.at += 5
+    assert await tokens.of("n1") == "third"
+    with pytest.raises(DsecError, match="NOT_SET"):
+        await NodeTokens("env:NOT_SET", SecretSource(environ={}), clock).of("n1")
 
 
 async def test_until_consul_has_answered_the_nodes_of_the_former_run_stand_in(tmp_path):

@@ -241,9 +241,15 @@ async def test_consul_away_is_told_and_harms_nothing(tmp_path, server, secrets, 
     async with gateway(data, server, secrets) as (child, admin):  # a gateway that starts meanwhile
         await ready_nodes(admin, 2)
         assert await say(admin, held["id"], "hi") == "aGk="
+        one = daemons[0]
+        one.kill9()
+        one.start()  # a node that starts meanwhile, on another port: nobody can tell the gateway
+        await ready_nodes(admin, 1)
         server.start()  # an agent that restarts
         await until(lambda: _fresh(admin))
         await until(lambda: _all_passing(consul, 2))
+        await ready_nodes(admin, 2)
+        assert {await say(admin, info["id"], "hi") for info in [held, *more]} == {"aGk="}
         for info in [held, *more]:
             await admin("DELETE", f"/v1/sandboxes/{info['id']}")
 
