@@ -67,6 +67,7 @@ class NomadAgent:
                 "cpu_total_compute": 4000,
                 "memory_total_mb": 8192,
                 "gc_interval": "1h",
+                "gc_max_allocs": 1000,  # by default the directories of the oldest ended ones go after 50
                 "options": {
                     "driver.allowlist": ",".join(self.drivers),
                     "fingerprint.denylist": "env_aws,env_gce,env_azure,env_digitalocean,consul,vault",

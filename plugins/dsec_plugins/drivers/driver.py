@@ -53,7 +53,7 @@ class Driver(driver_pb2_grpc.DriverServicer):
         return pb.TaskConfigSchemaResponse(spec=spec_of(self._kind.config))
 
     async def Capabilities(self, request: Any, context: Any) -> Any:
-        """Signals, exec, an image of its own, and no host volumes that the node's `mount_roots` do not allow."""
+        """Signals, exec, an image and a network of its own; no host volumes but below the node's `mount_roots`."""
         return pb.CapabilitiesResponse(
             capabilities=pb.DriverCapabilities(
                 send_signals=self._kind.can_exec,

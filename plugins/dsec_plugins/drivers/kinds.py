@@ -12,6 +12,7 @@ from libdsec.wire_tasks import CallTaskRequest, GrantRequest, HostMount, TaskReq
 from dsec_plugins.drivers.configs import FncallTask, PoolTask, SandboxTask
 from dsec_plugins.drivers.schema import ConfigError
 from dsec_plugins.drivers.task_files import read_file
+from dsec_plugins.proto.driver_pb2 import NetworkIsolationSpec as Isolation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +64,7 @@ def sandbox_request(task: Any, config: SandboxTask, node_cores: int) -> TaskRequ
     """A task that is one sandbox and its command."""
     if config.args and not config.command:
         raise ConfigError("config.args: there are arguments but no command")
+    check_network(task)
     policy = {"profile": config.policy, "network": config.network, "protected_paths": list(config.protected_paths)}
     return TaskRequest(
         task_id=task.id,
@@ -85,6 +87,25 @@ def sandbox_request(task: Any, config: SandboxTask, node_cores: int) -> TaskRequ
         stdout_path=task.stdout_path,
         stderr_path=task.stderr_path,
     )
+
+
+def check_network(task: Any) -> None:
+    """ConfigError for a group network that a sandbox can't be in: it has a network of its own, and nothing comes in.
+
+    Clients refuse the modes `bridge`, `none` and `cni/*` (to them all three are "group") by our capabilities already.
+    """
+    mode = task.network_isolation_spec.mode if task.HasField("network_isolation_spec") else Isolation.HOST
+    if mode not in (Isolation.HOST, Isolation.NONE):
+        raise ConfigError("network.mode: a sandbox can't join a group's network; leave the block out")
+    ports = sorted(port.label for port in task.resources.ports)
+    ports += sorted(
+        port.label
+        for net in task.resources.allocated_resources.networks
+        for port in (*net.reserved_ports, *net.dynamic_ports)
+        if port.label not in ports
+    )
+    if ports:
+        raise ConfigError(f"network.port: nothing outside can reach into a sandbox, so port {ports[0]} is of no use")
 
 
 def _task_dirs(task: Any) -> list[HostMount]:

@@ -42,7 +42,7 @@ def _cluster(tmp_path_factory):
 def start_cluster(directory: Path) -> Cluster:
     """Both, ready. Overcommit is 1, so that room is what was granted."""
     home = directory / "agent"
-    home.mkdir()
+    home.mkdir(exist_ok=True)
     flags = ("--mount-roots", str(home / "data/alloc"), "--capacity", "granted")
     flags += ("--cpu-overcommit", "1", "--memory-overcommit", "1")
     node = NodeDaemon(directory, backend="container", flags=flags)

@@ -10,7 +10,7 @@ from tests.kit.nomad_agent import job
 
 pytestmark = [needs("nomad", "cc", *CONTAINER_NEEDS), pytest.mark.timeout(240)]
 SCRIPT = "read x; echo got $x $NOMAD_META_N; exit $NOMAD_META_N"
-DISPATCHES = 20
+DISPATCHES = 100
 
 
 def dispatched(agent, name, payload, n):
@@ -33,7 +33,7 @@ def test_dispatches_are_calls(cluster):
     )
     children = [dispatched(agent, name, "d29yZA==", n) for n in range(DISPATCHES)]
     for n, child in enumerate(children):
-        agent.wait_task(child, "dead", timeout_s=120)
+        agent.wait_task(child, "dead", timeout_s=180)
         details = agent.terminated(child)
         assert (details["exit_code"], details["signal"]) == (str(n), "0"), agent.events(child)
         assert agent.wait_log(child, "got") == f"got word {n}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from dsec_plugins.drivers import convert
 from dsec_plugins.drivers.configs import FncallTask, SandboxTask
-from dsec_plugins.drivers.kinds import call_request, cores_of, memory_mib_of, sandbox_request
+from dsec_plugins.drivers.kinds import call_request, check_network, cores_of, memory_mib_of, sandbox_request
 from dsec_plugins.drivers.schema import ConfigError
 from dsec_plugins.drivers.statuses import is_retryable
 from dsec_plugins.drivers.task_files import read_file
@@ -114,3 +114,27 @@ def test_files_stay_in_the_tasks_directory(tmp_path):
 def test_wrong_calls(tmp_path, config, said):
     with pytest.raises(ConfigError, match=said):
         call_request(task(tmp_path), FncallTask(image="i", **config), 4)
+
+
+@pytest.mark.parametrize(
+    ("mode", "port", "said"),
+    [
+        (None, "", ""),
+        (pb.NetworkIsolationSpec.HOST, "", ""),
+        (pb.NetworkIsolationSpec.NONE, "", ""),
+        (pb.NetworkIsolationSpec.GROUP, "", "can't join a group's network"),
+        (pb.NetworkIsolationSpec.TASK, "", "can't join a group's network"),
+        (None, "http", "port http is of no use"),
+    ],
+)
+def test_networks_of_a_group(mode, port, said):
+    task = pb.TaskConfig()
+    if mode is not None:
+        task.network_isolation_spec.mode = mode
+    if port:
+        task.resources.ports.add(label=port, value=20000)
+    if not said:
+        check_network(task)
+        return
+    with pytest.raises(ConfigError, match=said):
+        check_network(task)
