@@ -15,7 +15,7 @@ import aiohttp
 import consul
 from consul.callback import CB
 from consul.exceptions import ACLDisabled, ACLPermissionDenied, ConsulException, NotFound
-from libdsec.errors import DeadlineExceeded, DeniedError, PlatformError, ProtocolError
+from libdsec.errors import DeadlineExceeded, DeniedError, DsecError, PlatformError, ProtocolError
 
 from nomad_dsec.cluster.consul_http import Api
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TXN_LIMIT = 64  # operations in one transaction, by Consul's own bound
 NOTE_BYTES = 4096  # of a check's output, by Consul's own bound
+REFRESH_S = 10.0  # between looks for a new token
 GONE_AFTER_MIN_S = 60.0  # Consul takes no less
 
 
@@ -74,11 +75,19 @@ class Offer:
 
 
 class ConsulClient:
-    """One agent. Close it when done; it opens itself anew when used again."""
+    """One agent. Close it when done; it opens itself anew when used again.
 
-    def __init__(self, endpoint: Endpoint, *, timeout_s: float = 5.0) -> None:
+    refresh: gives the endpoint with the token as it is now; asked when Consul refuses the one at hand, since those that
+    Vault or Nomad hand out are replaced from time to time.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, timeout_s: float = 5.0, refresh: Callable[[], Awaitable[Endpoint]] | None = None
+    ) -> None:
         self.endpoint = endpoint
         self._timeout_s = timeout_s
+        self._refresh = refresh
+        self._refresh_at = 0.0
         self._api = Api(endpoint)
 
     async def _call(self, what: str, work: Callable[[Any], Awaitable[T]], *, timeout_s: float | None = None) -> T:
@@ -89,10 +98,27 @@ class ConsulClient:
         except TimeoutError as error:
             raise DeadlineExceeded("consul_timeout", f"Consul did not answer to {what} within {limit_s:g} s") from error
         except (ACLDisabled, ACLPermissionDenied) as error:
+            if await self._has_new_token():
+                return await self._call(what, work, timeout_s=timeout_s)
             hint = "see policies/acl/ for the rules that each component needs"
             raise DeniedError("consul_denied", f"Consul refused {what}: {error}", hint=hint) from error
         except (ConsulException, aiohttp.ClientError, OSError) as error:
             raise PlatformError("consul_unreachable", f"{what} by Consul failed: {error}", retry_after_s=1.0) from error
+
+    async def _has_new_token(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if self._refresh is None or now < self._refresh_at:
+            return False
+        self._refresh_at = now + REFRESH_S
+        try:
+            fresh = await self._refresh()
+        except DsecError:
+            return False
+        if fresh.token == self.endpoint.token:
+            return False
+        former, self.endpoint, self._api = self._api, fresh, Api(fresh)
+        await former.close()
+        return True
 
     async def version(self) -> str:
         """Of the agent, such as `1.8.7`."""

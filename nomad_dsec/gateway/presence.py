@@ -70,7 +70,7 @@ async def in_consul(settings: Settings) -> AsyncIterator[Presence]:
     static = [parse_endpoint(text) for text in settings["gateway.nodes"]]
     template = settings["gateway.node_token"]
     async with AsyncExitStack() as stack:
-        client = ConsulClient(await consul_endpoint(settings))
+        client = ConsulClient(await consul_endpoint(settings), refresh=lambda: consul_endpoint(settings))
         stack.push_async_callback(client.close)
         room = await stack.enter_async_context(TaskRoom())
         source: NodeSource

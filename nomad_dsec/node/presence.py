@@ -78,7 +78,7 @@ async def in_consul(parts: Assembled, settings: Settings) -> AsyncIterator[None]
         meta={"node": node.id, "version": node.version},
         ttl_s=settings["consul.ttl_s"],
     )
-    client = ConsulClient(endpoint)
+    client = ConsulClient(endpoint, refresh=lambda: consul_endpoint(settings))
     watch = HealthWatch(node, parts.execs, every_s=settings["consul.probe_s"])
     transitions = health.Transitions(node=node.id)
     services = SandboxServices(client, owner=me, limit=settings["consul.sandbox_services_max"])

@@ -16,6 +16,7 @@ from nomad_dsec.cluster.health import PREFIX, SandboxHealth, Transitions, digest
 from nomad_dsec.cluster.leader import LeaderLock
 from nomad_dsec.cluster.registration import Registration
 from nomad_dsec.cluster.services import ID_PREFIX, SandboxServices
+from nomad_dsec.cluster.settings import Endpoint
 from tests.kit.abilities import needs
 from tests.kit.consul import agent
 
@@ -275,6 +276,13 @@ async def test_acls_let_each_component_do_its_own_and_no_more(tmp_path) -> None:
                 await attempt
         await registration.close()
         assert (await gateway.services("dsec-node"))[1] == []
+
+        async def replaced() -> Endpoint:
+            return server.endpoint(server.token_of("gateway"))
+
+        former = ConsulClient(server.endpoint("a-token-that-was-revoked"), refresh=replaced)
+        assert (await former.services("dsec-node"))[1] == []  # refused, looked up, asked again
+        await former.close()
         for client in (node, gateway, anonymous):
             await client.close()
 
