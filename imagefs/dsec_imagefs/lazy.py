@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.blobd import BlobClient, BlobdError, BlobSpec, Settings, ensure_server
+from dsec_imagefs.blobd.settings import Places
 from dsec_imagefs.durable import sync_directory
 from dsec_imagefs.errors import ImageError
 from dsec_imagefs.fetch import BlockFetcher
@@ -19,6 +19,8 @@ from dsec_imagefs.stores.parse import parse_store
 from dsec_imagefs.stores.transfer import fetch_blob
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dsec_imagefs.layer.manifest import Layer
     from dsec_imagefs.objects import Origin
     from dsec_imagefs.store import ImageStore
@@ -37,13 +39,18 @@ class LazyBlobs:
     def device(self, layer: Layer, user: str) -> Path:
         """A file that has all of a layer's data, at the latest when it is read.
 
+        What is here whole is given to the kernel as it is; it is held too where the server might evict it.
+
         Args:
-            layer: its data is not here whole.
+            layer: one with data.
             user: who holds it from now on, see `release`.
 
         Raises:
             ImageError: ``not_found`` when it has no origin; the server's errors; StoreError.
         """
+        objects, digest = self.store.objects, layer.blob.digest
+        if objects.has_whole_blob(digest, layer.blob.size) and not self._is_attached(digest):
+            return objects.blob(digest)
         origin = self._origin(layer)
         if problem := fuse_problem():
             raise ImageError(
@@ -51,36 +58,49 @@ class LazyBlobs:
                 "fetch it whole: dsec image pull --whole", "image",
             )  # fmt: skip
         spec = BlobSpec(
-            digest=layer.blob.digest,
+            digest=digest,
             size=layer.blob.size,
-            index=str(self.store.objects.path(layer.index.digest)),
+            index=str(objects.path(layer.index.digest)),
             wire=origin.wire,
             store=origin.store,
             options={"authfile": origin.authfile} if origin.authfile else {},
         )
-        return Path(ensure_server(self.store.root, self.settings).attach(spec, user=user)["direct"])
+        answer = ensure_server(self.store.root, self.settings).attach(spec, user=user)
+        return objects.blob(digest) if answer["complete"] else Path(answer["direct"])
+
+    def _is_attached(self, digest: str) -> bool:
+        return (Places(root=self.store.root).records / f"{digest}.json").exists()
 
     def client(self) -> BlobClient | None:
         """The running server, None when there is none."""
         client = BlobClient(self.store.root)
         return client if client.is_running() else None
 
-    def release(self, layers: tuple[Layer, ...], user: str) -> None:
-        """Give back what a mount held; without a server nothing is held."""
-        client = self.client()
-        if client is None:
+    def release(self, blobs: Iterable[str], user: str) -> None:
+        """Give back what a mount held; idempotent."""
+        attached = [digest for digest in blobs if self._is_attached(digest)]
+        if not attached:
             return
-        for layer in layers:
-            if layer.blob.size:
-                client.drop(layer.blob.digest, user)
+        client = ensure_server(self.store.root, self.settings)
+        for digest in attached:
+            try:
+                client.drop(digest, user)
+            except BlobdError as err:
+                if err.code != "not_found":
+                    raise
+
+    def is_stale(self, user: str) -> bool:
+        """Whether this mount stands on the files of a server that died whole, so that it can only answer EIO."""
+        if not any(Places(root=self.store.root).records.glob("*.json")):
+            return False
+        return user in ensure_server(self.store.root, self.settings).status()["stale"]
 
     def forget(self, digest: str) -> bool:
         """Let the server give a blob up before its files are removed; False when it is held or open."""
-        client = self.client()
-        if client is None:
+        if not self._is_attached(digest):
             return True
         try:
-            client.detach(digest)
+            ensure_server(self.store.root, self.settings).detach(digest)
         except BlobdError as err:
             if err.code == "in_use":
                 return False
@@ -128,8 +148,3 @@ def fuse_problem() -> str:
     except OSError as err:
         return f"/dev/fuse: {os.strerror(err.errno or 0)}"
     return ""
-
-
-def hold_name(root: str, table: str) -> str:
-    """The name by which one table's mount of a root holds data."""
-    return f"{root[:16]}@{hashlib.sha256(table.encode()).hexdigest()[:12]}"

@@ -1,6 +1,7 @@
 """One read-only EROFS mount per image root and host, shared by everybody who asks for its digest.
 
-What is mounted is the merged metadata, with the layers' data files as its devices. Who uses what is on disk (`users` in
+What is mounted is the merged metadata, with the layers' data files as its devices: those that are here whole as they
+are, others through the blob server. Who uses what is on disk (`users` in
 the store, by table) and what is mounted is asked of the kernel, so a daemon that died or was replaced loses nothing:
 the next `acquire` finds the mount and adopts it.
 """
@@ -8,15 +9,18 @@ the next `acquire` finds the mount and adopts it.
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsec_imagefs.durable import locked
+from dsec_imagefs.durable import locked, write_durably
 from dsec_imagefs.erofs.reader import ErofsReader
 from dsec_imagefs.errors import ImageError, SyscallError
 from dsec_imagefs.image import digest_hex
+from dsec_imagefs.lazy import LazyBlobs
 from dsec_imagefs.loop import loop_device
 from dsec_imagefs.mountapi import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY, mount_erofs
 from dsec_imagefs.mountinfo import Mount, backing_file, read_mounts
@@ -44,6 +48,7 @@ class MountTable:
         self._users = store.users.of_table(self._dir)
         self._lock = self._dir / ".lock"
         self._force_loop = force_loop
+        self._lazy = LazyBlobs(store)
 
     def acquire(self, digest: str, user: str = "node") -> Path:
         """Note `user` (any short id) as a user of the image and return its mounted root.
@@ -108,6 +113,7 @@ class MountTable:
                         continue
                     raise
                 Path(found.target).rmdir()
+                self._release_data(root)
                 gone.append(f"sha256:{root}")
         return tuple(gone)
 
@@ -139,15 +145,26 @@ class MountTable:
             behind = Path(backing_file(found)).name
             if behind != root and len(behind) == len(root):
                 raise ImageError("conflict", f"{target} is a mount of {behind}", "unmount it")
-            return target
-        metadata = self._store.objects.path(root)
-        devices = self._devices(image, metadata)
+            if not (self._held_path(root).exists() and self._lazy.is_stale(self._hold_of(root))):
+                return target
+            umount(target, MNT_DETACH)  # its server died whole: who stands on it has EIO, new users get a good one
+            self._release_data(root)
         self._make_private()
         target.mkdir(mode=0o755, exist_ok=True)
+        try:
+            self._mount(image, root, target)
+        except BaseException:
+            self._release_data(root)
+            raise
+        return target
+
+    def _mount(self, image: Image, root: str, target: Path) -> None:
+        metadata = self._store.objects.path(root)
+        devices = self._devices(image, root)
         if not self._force_loop:
             try:
                 mount_erofs(str(metadata), target, devices=[str(path) for path in devices], flags=_FLAGS)
-                return target
+                return
             except SyscallError as err:
                 # ENOTBLK: the kernel is older than 6.12, or the store lies on a stacked file system.
                 if err.errno != errno.ENOTBLK:
@@ -155,19 +172,34 @@ class MountTable:
         with ExitStack() as stack:
             loops = [stack.enter_context(loop_device(path)) for path in (metadata, *devices)]
             mount_erofs(loops[0], target, devices=loops[1:], flags=_FLAGS)
-        return target
 
-    def _devices(self, image: Image, metadata: Path) -> list[Path]:
+    def _devices(self, image: Image, root: str) -> list[Path]:
         """The data files of a merged image in the order of its device table."""
-        sizes = {layer.blob.digest: layer.blob.size for layer in self._store.layers(image)}
+        layers = {layer.blob.digest: layer for layer in self._store.layers(image)}
+        metadata = self._store.objects.path(root)
+        table = _device_table(metadata)
+        if any(self._store.objects.origin(blob) for blob in table if blob in layers):
+            # Before anything is held: what is held has to be known to whoever unmounts, also after our death.
+            write_durably(self._held_path(root), json.dumps(table).encode())
         paths = []
-        for blob in _device_table(metadata):
-            if blob not in sizes:
+        for blob in table:
+            if blob not in layers:
                 raise ImageError("corrupt", f"{metadata} wants data {blob[:64]!r}, which none of the layers has")
-            if not self._store.objects.has_whole_blob(blob, sizes[blob]):
-                raise ImageError("not_found", f"the data {blob} of {image.digest} is not in the store")
-            paths.append(self._store.objects.blob(blob))
+            paths.append(self._lazy.device(layers[blob], self._hold_of(root)))
         return paths
+
+    def _hold_of(self, root: str) -> str:
+        """The name under which our mount of a root holds data that the blob server could evict."""
+        return f"{root[:16]}@{hashlib.sha256(os.fsencode(self._dir)).hexdigest()[:12]}"
+
+    def _held_path(self, root: str) -> Path:
+        return self._dir / f".{root}.held"
+
+    def _release_data(self, root: str) -> None:
+        path = self._held_path(root)
+        if path.exists():
+            self._lazy.release(json.loads(path.read_bytes()), self._hold_of(root))
+            path.unlink()
 
     def _make_private(self) -> None:
         """Be a private mount of our own, so that no mount here shows up (and stays busy) in other namespaces."""

@@ -18,7 +18,7 @@ from dsec_imagefs.durable import sync_directory, write_durably
 from dsec_imagefs.errors import ImageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from dsec_imagefs.layer.manifest import ImageManifest, Layer
@@ -175,22 +175,27 @@ class Objects:
         except (ValueError, TypeError) as err:
             raise ImageError("corrupt", f"{path} can't be read: {err}", "pull the image again") from err
 
-    def sweep(self, kept: Collection[str]) -> tuple[tuple[str, ...], int]:
-        """Drop all files but these; returns the digests of dropped blobs and the bytes that became free."""
+    def sweep(
+        self, kept: Collection[str], forget: Callable[[str], bool] = lambda _: True
+    ) -> tuple[tuple[str, ...], int]:
+        """Drop all files but these; returns the digests of dropped blobs and the bytes that became free.
+
+        `forget` makes the blob server give a blob up, and says whether it did; else its files stay for the next time.
+        """
         gone, freed = [], 0
-        for path in self.root.glob("blobs/*"):
-            name = path.name.partition(".")[0]
-            if name and name not in kept:
-                freed += _drop(path)
-                if path.name == name:
-                    gone.append(f"sha256:{name}")
+        names = {path.name.partition(".")[0] for path in self.root.glob("blobs/*")} - {""}
+        for name in sorted(names):
+            if name in kept or not forget(name):
+                continue
+            gone.append(f"sha256:{name}")
+            freed += sum(_drop(path) for path in self.root.glob(f"blobs/{name}*"))
         for path in [*self.root.glob("objects/*"), *self.root.glob("origins/*")]:
             if not path.name.startswith(".") and path.name not in kept:
                 freed += _drop(path)
         for path in self.root.glob("diffs/*"):
             if path.read_text() not in kept:
                 path.unlink(missing_ok=True)
-        return tuple(sorted(gone)), freed
+        return tuple(gone), freed
 
 
 def _drop(path: Path) -> int:

@@ -24,6 +24,7 @@ from dsec_imagefs.errors import ImageError
 from dsec_imagefs.image import Image, digest_hex, hex_prefix, image_of, normal_name
 from dsec_imagefs.importing import Importer
 from dsec_imagefs.layer.manifest import ImageManifest, Layer
+from dsec_imagefs.lazy import LazyBlobs
 from dsec_imagefs.mountinfo import backing_file, read_mounts
 from dsec_imagefs.names import Names
 from dsec_imagefs.objects import Objects, Origin, files_of
@@ -215,7 +216,7 @@ class ImageStore:
         for layer in self.layers(image):
             for part in (layer.meta, layer.index):
                 self._need(self.objects.path(part.digest), ref)
-            if layer.blob.size:
+            if layer.blob.size and self.objects.origin(layer.blob.digest) is None:
                 self._need(self.objects.blob(layer.blob.digest), ref)
         self._need(self.objects.path(digest_hex(image.rootfs)), ref)
         return image
@@ -332,7 +333,7 @@ class ImageStore:
                 except ImageError:  # damaged: what it named can't be known, and is of no use without it
                     continue
                 kept.update((found.meta.digest, found.index.digest, found.wire.digest, found.blob.digest))
-        return self.objects.sweep(kept)
+        return self.objects.sweep(kept, LazyBlobs(self).forget)
 
     def _drop_cache(self) -> int:
         freed = 0
