@@ -1,4 +1,4 @@
-"""The FUSE connection of one mount: made, negotiated, asked about and aborted. See fuse(4), mount(8) and fusectl."""
+"""The FUSE connection of one mount: made, negotiated and asked about. See fuse(4) and the kernel's fuse.rst."""
 
 from __future__ import annotations
 
@@ -78,18 +78,9 @@ def connection_number(target: Path) -> int:
     return 0
 
 
-def waiting_requests(number: int) -> int:
-    """Requests that the kernel has not got answers to, taken or not; 0 when fusectl is not there to ask."""
+def may_wait(number: int) -> bool:
+    """Whether readers may be waiting for answers: told by fusectl; yes where that is not mounted."""
     try:
-        return int((_CONNECTIONS / str(number) / "waiting").read_text())
+        return int((_CONNECTIONS / str(number) / "waiting").read_text()) > 0
     except (OSError, ValueError):
-        return 0
-
-
-def abort(number: int) -> bool:
-    """End a connection: every reader gets an error now. False when fusectl is not mounted."""
-    try:
-        (_CONNECTIONS / str(number) / "abort").write_text("1")
-    except OSError:
-        return False
-    return True
+        return True

@@ -24,7 +24,7 @@ FUSE_DEV_IOC_BACKING_OPEN = 0x4010E501  # Linux 6.9
 FUSE_DEV_IOC_BACKING_CLOSE = 0x4004E502
 _BACKING_MAP = Struct("=iIQ")  # fd, flags, padding
 _VALID_S = 3600  # blobs never change
-_NAME_VALID_S = 1  # but may be detached
+_NAME_VALID_S = 0  # but may be detached
 _GONE = (errno.ENODEV, errno.EBADF, errno.ECONNABORTED, errno.EPERM)
 _AGAIN = (errno.EINTR, errno.EAGAIN, errno.ENOENT)  # ENOENT: the request was interrupted before we took it
 

@@ -221,15 +221,14 @@ class Supervisor:
         """A pause after quick deaths; after many, or where requests can't be resent, an end to waiting."""
         self._quick_deaths = self._quick_deaths + 1 if lived_s < _QUICK_S else 0
         number = connection.connection_number(self._places.mount)
-        lost = not self._negotiated.resend and connection.waiting_requests(number) > 0
+        lost = not self._negotiated.resend and connection.may_wait(number)
         if lost or self._quick_deaths >= _QUICK_DEATHS:
             # Before Linux 6.9 what a dead worker had taken is lost: its readers would wait for ever.
             log.error("connection=%d is given up: its readers get EIO; images on it must be mounted again", number)
             self._quick_deaths = 0
-            connection.abort(number)
+            os.close(self._fuse_fd)  # the last one: every reader gets an error now
             with suppress(SyscallError):
                 umount(self._places.mount, MNT_DETACH)
-            os.close(self._fuse_fd)
             self._mount()
         elif self._quick_deaths > 1:
             time.sleep(min(2.0, 0.05 * 2**self._quick_deaths))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
+import stat
 import subprocess
 import tarfile
 from contextlib import contextmanager
@@ -11,11 +13,13 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from dsec_imagefs.erofs.layout import plan_layout
 from dsec_imagefs.erofs.ondisk import BLOCK
 from dsec_imagefs.erofs.reader import ErofsReader
 from dsec_imagefs.errors import ImageError
 from dsec_imagefs.mountapi import MOUNT_ATTR_RDONLY, mount_erofs
 from dsec_imagefs.syscalls import MS_RDONLY, mount_fs, umount
+from dsec_imagefs.tree import Node, StoredContent, new_directory
 from hypothesis import HealthCheck, given, settings
 
 from tests.kit import tarbytes as t
@@ -223,3 +227,31 @@ def test_an_overlay_shows_the_same_as_the_merged_image(tmp_path):
             assert not (tmp_path / "merged" / "usr" / "lib" / "old").exists()
         finally:
             umount(tmp_path / "merged")
+
+
+def test_data_beyond_4_gib_and_files_of_more_are_read_right(tmp_path):
+    """Block numbers above 2^20 and sizes above 2^32, on sparse blobs, over devices (bug 16)."""
+    gib, root, blobs = 1 << 30, new_directory(), []
+    for name, at in ((b"first", 0), (b"far", 9 * gib), (b"large", 5 * gib)):
+        blob = hashlib.sha256(name).hexdigest()
+        size = 6 * gib if name == b"large" else 4096
+        content = StoredContent(blob=blob, size=size, start=0 if name == b"large" else at // BLOCK)
+        root.children[name] = Node(fmt=stat.S_IFREG, mode=0o644, content=content)
+        with (tmp_path / blob).open("wb") as file:
+            file.truncate(10 * gib)
+            file.seek(at)
+            file.write(name * 100)
+        blobs.append((blob, 10 * gib // BLOCK))
+    layout = plan_layout(root, blobs=blobs)
+    meta = tmp_path / "meta"
+    meta.write_bytes(layout.metadata)
+    with attached(tmp_path / "mnt", meta, [str(tmp_path / blob) for blob, _ in blobs]) as target:
+        assert (target / "first").read_bytes().rstrip(b"\0") == b"first" * 100
+        assert (target / "far").read_bytes().rstrip(b"\0") == b"far" * 100
+        assert (target / "large").stat().st_size == 6 * gib
+        fd = os.open(target / "large", os.O_RDONLY)
+        try:
+            assert os.pread(fd, 600, 5 * gib) == b"large" * 100 + bytes(100)
+            assert os.pread(fd, 600, 6 * gib - 600) == bytes(600)
+        finally:
+            os.close(fd)
