@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,19 @@ from tests.kit import tarbytes as t
 from tests.kit.trees import Facts, image_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dsec_imagefs.erofs.reader import ReadAt
+
+
+@contextmanager
+def memory_file() -> Iterator[int]:
+    """A descriptor of a file that is nowhere."""
+    fd = os.memfd_create("image")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def build(tars: Sequence[bytes], out: Path, **options: object) -> list[Layer]:

@@ -47,6 +47,7 @@ def load_tree(data: bytes, name: str) -> Loaded:
 class _Loader:
     def __init__(self, data: bytes, name: str) -> None:
         self._data = data
+        self._left = 2 * len(data) + BLOCK  # honest parts don't overlap; else a little file could fill the memory
         self._name = name
         start = ondisk.EROFS_SUPER_OFFSET
         found = ondisk.unpack_super(data[start : start + ondisk.SUPER.size])
@@ -62,6 +63,7 @@ class _Loader:
         self._nodes: dict[int, Node] = {}
         self._numbers: dict[int, int] = {}
         self._bodies: dict[bytes, dict[bytes, bytes]] = {}
+        self._shared: dict[int, tuple[bytes, bytes]] = {}
 
     def _read_devices(self) -> tuple[Device, ...]:
         if not self._super.feature_incompat & ondisk.EROFS_FEATURE_INCOMPAT_DEVICE_TABLE:
@@ -104,6 +106,8 @@ class _Loader:
     def _node(self, nid: int) -> tuple[Node, tuple[Node, list[bytes]] | None]:
         """Make the node of an inode; for a directory also the blocks of its entries."""
         at = (self._super.meta_blkaddr << BLOCK_BITS) + nid * SLOT
+        if at > len(self._data):  # inode numbers have 64 bits, and struct takes no such offset
+            raise ValueError(f"inode {nid} is beyond the end")
         form, icount, mode, _, size, u, number, uid, gid, mtime, mtime_ns, _, _ = INODE_EXTENDED.unpack_from(
             self._data, at
         )
@@ -178,14 +182,27 @@ class _Loader:
         if known is None:
             known = xattr.unpack_body(body)
             for shared in xattr.shared_ids(body):
-                at = (self._super.xattr_blkaddr << BLOCK_BITS) + 4 * shared
-                name, value, _ = xattr.unpack_entry(self._data, at)
+                name, value = self._shared_entry(shared)
                 known[name] = value
             self._bodies[body] = known
         return known
+
+    def _shared_entry(self, number: int) -> tuple[bytes, bytes]:
+        found = self._shared.get(number)
+        if found is None:
+            name, value, _ = xattr.unpack_entry(self._data, (self._super.xattr_blkaddr << BLOCK_BITS) + 4 * number)
+            self._take(len(name) + len(value))
+            found = self._shared[number] = (name, value)
+        return found
 
     def _slice(self, at: int, count: int) -> bytes:
         data = self._data[at : at + count]
         if len(data) != count:
             raise ValueError(f"it ends before byte {at + count}")
+        self._take(count)
         return data
+
+    def _take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise ValueError("its parts overlap")

@@ -26,6 +26,7 @@ ReadAt = Callable[[int, int], bytes]
 
 _KNOWN_INCOMPAT = ondisk.EROFS_FEATURE_INCOMPAT_CHUNKED_FILE | ondisk.EROFS_FEATURE_INCOMPAT_DEVICE_TABLE
 _MAX_DEPTH = 4096
+_MAX_OFFSET = 1 << 62  # an inode number has 64 bits, and pread(2) takes less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +218,7 @@ class ErofsReader:
         return inode
 
     def _bytes(self, at: int, count: int) -> bytes:
-        data = os.pread(self._fd, count, at)
+        data = os.pread(self._fd, count, at) if at < _MAX_OFFSET else b""
         if len(data) != count:
             raise ImageError("corrupt", f"{self._name} ends before byte {at + count}")
         return data

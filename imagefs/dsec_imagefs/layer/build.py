@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.blob import Blob, BlobContent
+from dsec_imagefs.durable import sync_directory
 from dsec_imagefs.erofs.layout import plan_layout
 from dsec_imagefs.erofs.ondisk import BLOCK_BITS
 from dsec_imagefs.errors import show_name
@@ -42,7 +43,7 @@ def build_layer(
     """Write a layer's objects into `out_dir`, each a file named by its sha256 in hex, and fsync them.
 
     The files: blob (none when it is empty), wire blob (when it is encoded), index, metadata, manifest. A file that is
-    already there is left as it is. Equal sources give equal bytes. On an error no metadata or manifest stays.
+    already there is left as it is. Equal sources give equal bytes. What can't be a layer leaves no file.
 
     Args:
         source: an uncompressed layer tar (it must stay open meanwhile), or the root of a tree, every entry explicit.
@@ -75,12 +76,16 @@ def build_layer(
     with BlobWriter(out_dir, block_bytes=block_bytes, encoding=encoding, progress=report) as writer:
         entries = _read(source, writer, meter, keep)
         packed = writer.finish()
-    meta = write_named(out_dir, _metadata(entries, packed))
+        metadata = _metadata(entries, packed)
+        writer.publish(packed)
+    meta, index = write_named(out_dir, metadata), write_named(out_dir, packed.index.render())
     layer = Layer(
-        meta=meta, blob=packed.blob, index=write_named(out_dir, packed.index.render()), wire=packed.wire,
-        diff_id=diff_id, entries=len(entries.entries) + len(entries.marks), notes=tuple(notes),
+        meta=meta, blob=packed.blob, index=index, wire=packed.wire, diff_id=diff_id,
+        entries=len(entries.entries) + len(entries.marks), notes=tuple(notes),
     )  # fmt: skip
+    sync_directory(out_dir)  # a manifest is there only when all it names is
     write_named(out_dir, layer.render())
+    sync_directory(out_dir)
     return layer
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dsec_imagefs.durable import sync_directory
 from dsec_imagefs.image import ImageConfig
 from dsec_imagefs.layer.manifest import ImageManifest
 from dsec_imagefs.layer.merge import merge_layers
@@ -36,6 +37,7 @@ def compose_image(
     """
     merged = merge_layers(layers)
     part = write_named(out_dir, merged.metadata)
+    sync_directory(out_dir)
     return ImageManifest(
         layers=tuple(layer.id for layer, _ in layers), merged=part, config=config or ImageConfig(), created=created,
         source=source, imported=imported, entries=merged.inodes, notes=tuple(notes),

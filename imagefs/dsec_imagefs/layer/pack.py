@@ -10,11 +10,10 @@ import hashlib
 import os
 from array import array
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dsec_imagefs.durable import sync_directory
 from dsec_imagefs.erofs.chunks import plan_chunks
 from dsec_imagefs.erofs.ondisk import BLOCK, BLOCK_BITS
 from dsec_imagefs.errors import ImageError, failed_write
@@ -43,7 +42,7 @@ class Packed:
 
 
 class BlobWriter:
-    """A context that owns the unnamed files of a blob until `finish` has named them."""
+    """A context that owns the unnamed files of a blob: `add` files, `finish` to know it, `publish` to keep it."""
 
     def __init__(
         self, out_dir: Path, *, block_bytes: int, encoding: Encoding, progress: Callable[[int], None]
@@ -159,7 +158,7 @@ class BlobWriter:
             self._blocks.append((digest, offset, length))
 
     def finish(self) -> Packed:
-        """Sync the files and name them by their digests."""
+        """Write out what is left; says what the blob is. Its files still have no names."""
         self._flush()
         for jobs in self._busy:
             for job in jobs:
@@ -171,11 +170,14 @@ class BlobWriter:
         wire = Wire(digest=blob.digest, size=blob.size, encoding=self._encoding)
         if self._wire_fd is not None:
             wire = Wire(digest=self._wire_hash.hexdigest(), size=self._wire_size, encoding=self._encoding)
-        if blob.size:
-            name_file(self._blob_fd, self._out_dir, blob.digest)
-            if self._wire_fd is not None and wire.size:
-                name_file(self._wire_fd, self._out_dir, wire.digest)
         return Packed(blob=blob, wire=wire, index=index)
+
+    def publish(self, packed: Packed) -> None:
+        """Sync the files and name them by their digests; what is empty gets no file."""
+        if packed.blob.size:
+            name_file(self._blob_fd, self._out_dir, packed.blob.digest)
+        if self._wire_fd is not None and packed.wire.size:
+            name_file(self._wire_fd, self._out_dir, packed.wire.digest)
 
 
 def open_unnamed(directory: Path, stack: ExitStack) -> int:
@@ -186,21 +188,21 @@ def open_unnamed(directory: Path, stack: ExitStack) -> int:
 
 
 def name_file(fd: int, directory: Path, name: str) -> None:
-    """Give an unnamed file its name once its bytes are on the disk; an equal file that is there stays."""
+    """Give an unnamed file its name once its bytes are on the disk; an equal file that is there stays.
+
+    The name itself is safe after `sync_directory`.
+    """
     os.fsync(fd)
     with ExitStack() as stack:
         here = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, here)
-        try:
+        with suppress(FileExistsError):
             # With a directory descriptor Python calls linkat(2), which alone can follow /proc's link to the file.
             os.link(str(fd), directory / name, src_dir_fd=here, follow_symlinks=True)
-        except FileExistsError:
-            return
-    sync_directory(directory)
 
 
 def write_named(directory: Path, data: bytes) -> Part:
-    """Keep an object under its digest; returns what to call it by."""
+    """Keep an object under its digest, as `name_file` does; returns what to call it by."""
     part = Part(digest=hashlib.sha256(data).hexdigest(), size=len(data))
     with ExitStack() as stack:
         fd = open_unnamed(directory, stack)

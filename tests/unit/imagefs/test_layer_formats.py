@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 from dataclasses import replace
 
 import pytest
 import zstandard
+from dsec_imagefs.erofs import ondisk
+from dsec_imagefs.erofs.reader import ErofsReader
 from dsec_imagefs.errors import ImageError
 from dsec_imagefs.image import ImageConfig
 from dsec_imagefs.layer import ImageManifest, Index, Layer, Part, Wire, decode_block
@@ -19,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kit import tarbytes as t
-from tests.kit.layers import build
+from tests.kit.layers import build, memory_file
 
 KIB = 1024
 HEX = "ab" * 32
@@ -184,14 +187,20 @@ def honest(tmp_path_factory):
     return layer, (out / layer.meta.digest).read_bytes()
 
 
+# Superblock and device table, the inodes after them, and anywhere.
+offsets = st.integers(1024, 1300) | st.integers(4096, 4096 + 64 * 40) | st.integers(0, 9 * 4096 - 1)
+changes = st.lists(
+    st.tuples(offsets, st.integers(0, 255) | st.sampled_from([0, 1, 0x7F, 0xFF])), min_size=1, max_size=4
+)
+
+
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_metadata_with_changed_bytes_is_read_or_refused(honest, data):
+@given(changes)
+def test_metadata_with_changed_bytes_is_read_or_refused(honest, where):
     layer, meta = honest
     changed = bytearray(meta)
-    inodes = st.integers(1024, 1300) | st.integers(4096, 4096 + 64 * 40) | st.integers(0, len(meta) - 1)
-    for at in data.draw(st.lists(inodes, min_size=1, max_size=4)):
-        changed[at] = data.draw(st.integers(0, 255) | st.sampled_from([0, 1, 0x7F, 0xFF]))
+    for at, value in where:
+        changed[at] = value
     try:
         entries = read_metadata(bytes(changed), layer.blob, "layer")
     except ImageError:
@@ -204,6 +213,44 @@ def test_cut_metadata_is_refused(honest, cut):
     layer, meta = honest
     with pytest.raises(ImageError) as caught:
         read_metadata(meta[:cut], layer.blob, "layer")
+    assert caught.value.code == "corrupt"
+
+
+@pytest.mark.parametrize("number", [1 << 20, 1 << 59, 1 << 62, (1 << 64) - 1])
+def test_an_inode_number_beyond_the_end_is_refused(honest, number):
+    layer, meta = honest
+    with memory_file() as fd:
+        os.write(fd, meta)
+        nid = ErofsReader(fd).lookup(b"p").nid
+        changed = meta.replace(struct.pack("<Q", nid), struct.pack("<Q", number))
+        assert changed != meta
+        with pytest.raises(ImageError) as caught:
+            read_metadata(changed, layer.blob, "layer")
+        assert caught.value.code == "corrupt"
+        os.pwrite(fd, changed, 0)
+        with pytest.raises(ImageError) as caught:
+            ErofsReader(fd).lookup(b"p")
+        assert caught.value.code == "corrupt"
+
+
+def test_directories_that_share_their_blocks_are_refused(tmp_path):
+    """Twenty empty directories that claim the blocks of one large: little on disk, and much in memory."""
+    tar = b"".join(t.directory(b"e%d" % n) for n in range(20))
+    tar += b"".join(t.pax([(b"path", b"large/%0200d" % n)]) + t.file(b"x") for n in range(2000))
+    layer = build([tar], tmp_path)[0]
+    meta = bytearray((tmp_path / layer.meta.digest).read_bytes())
+    assert len(read_metadata(bytes(meta), layer.blob, "layer").entries) == 2020
+    with memory_file() as fd:
+        os.write(fd, meta)
+        image = ErofsReader(fd)
+        large = image.lookup(b"large")
+        blocks = large.size // ondisk.BLOCK * ondisk.BLOCK
+        for number in range(20):
+            at = image.lookup(b"e%d" % number).body_at - ondisk.INODE_EXTENDED.size
+            struct.pack_into("<H", meta, at, 1 | ondisk.EROFS_INODE_FLAT_PLAIN << 1)
+            struct.pack_into("<QI", meta, at + 8, blocks, large.u)
+    with pytest.raises(ImageError, match="overlap") as caught:
+        read_metadata(bytes(meta), layer.blob, "layer")
     assert caught.value.code == "corrupt"
 
 
