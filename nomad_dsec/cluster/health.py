@@ -7,7 +7,6 @@ whose loss removes them; (c) a sandbox that asks for it is a service of its own,
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,27 +20,10 @@ PENDING_MAX = 4096  # unhealthy sandboxes that are told of
 REASON_CHARS = 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxHealth:
-    """What is known of one sandbox. heartbeat_at: monotonic seconds of the last sign of life."""
-
-    id: str
-    state: str
-    backend: str
-    heartbeat_at: float
-    reason: str = ""
-
-
-def digest(rows: Iterable[SandboxHealth], now: float) -> str:
-    """The note of the node's check: counts by state and backend, age of the oldest heartbeat. Under 1 KiB."""
-    states: Counter[str] = Counter()
-    backends: Counter[str] = Counter()
-    oldest = 0.0
-    for row in rows:
-        states[row.state] += 1
-        backends[row.backend] += 1
-        oldest = max(oldest, now - row.heartbeat_at)
-    return json.dumps({"states": dict(states), "backends": dict(backends), "oldest_heartbeat_s": round(oldest, 1)})
+def digest(states: Mapping[str, int], backends: Mapping[str, int], oldest_heartbeat_s: float) -> str:
+    """The note of the node's check: sandboxes by state and by backend, age of the oldest sign of life. Under 1 KiB."""
+    told = {"states": dict(states), "backends": dict(backends), "oldest_heartbeat_s": round(oldest_heartbeat_s, 1)}
+    return json.dumps(told)
 
 
 @dataclass(slots=True)

@@ -49,12 +49,12 @@ class Presence:
         node.metrics.unhealthy.set(len(unwell))
         if node.journal.broken:
             return False, f"the journal can't be written: {node.journal.broken}"
-        return node.ready, health.digest(self._watch.rows(), node.clock.monotonic())
+        return node.ready, self._watch.digest()
 
     def _offers(self) -> dict[str, Offer]:
         offers = {}
         for entry in self._node.live():
-            asked = entry.row.labels.get(LABEL)
+            asked = entry.row.labels.get(LABEL) if entry.row.labels else None
             if asked and entry.row.state in ("running", "pausing", "paused", "resuming"):
                 name, _, port = asked.partition(":")
                 number = int(port) if port.isdecimal() and int(port) <= PORT_MAX else 0

@@ -95,7 +95,7 @@ async def _measure(server: Agent, count: int, minutes: int) -> dict[str, Any]:
 
     def note() -> tuple[bool, str]:
         transitions.want(watch.unwell())
-        return True, health.digest(watch.rows(), time.monotonic())
+        return True, watch.digest()
 
     offer = Offer(name="dsec-node", service_id="dsec-node-n1", address="127.0.0.1", port=1, ttl_s=TTL_S)
     client = Counting(server.endpoint())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from libdsec.errors import DeniedError, DsecError
 
 from nomad_dsec.cluster.consul import ConsulClient, Offer, Put
 from nomad_dsec.cluster.discovery import Discovery
-from nomad_dsec.cluster.health import PREFIX, SandboxHealth, Transitions, digest
+from nomad_dsec.cluster.health import PREFIX, Transitions
 from nomad_dsec.cluster.leader import LeaderLock
 from nomad_dsec.cluster.registration import Registration
 from nomad_dsec.cluster.services import ID_PREFIX, SandboxServices
@@ -285,17 +284,6 @@ async def test_acls_let_each_component_do_its_own_and_no_more(tmp_path) -> None:
         await former.close()
         for client in (node, gateway, anonymous):
             await client.close()
-
-
-def test_digest_is_small_and_true() -> None:
-    rows = [
-        SandboxHealth(id=f"s{n}", state="running" if n % 3 else "paused", backend="container", heartbeat_at=100 - n)
-        for n in range(3200)
-    ]
-    text = digest(rows, 100.0)
-    assert len(text) < 1024
-    assert json.loads(text)["states"] == {"running": 2133, "paused": 1067}
-    assert json.loads(text)["oldest_heartbeat_s"] == 3199.0
 
 
 def test_transitions_are_bounded_and_do_not_churn() -> None:
