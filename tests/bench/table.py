@@ -63,6 +63,15 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("layers", "import_zstd.wall_s", "the same with zstd frames for the wire, s", ""),
     ("layers", "compose.wall_s", "300 layers, 15,868 inodes merged into one image, s", "< 1"),
     ("layers", "compose.cpu_s", "the same, CPU s", ""),
+    ("plugin", "handshake_ms.p99", "handshake of a driver plugin, p99 ms", "< 1000"),
+    ("plugin", "handshake_loaded_ms.max", "the same with 8 busy processes a core, max ms", "< 10000"),
+    ("plugin", "handshake_ms.cpu_ms_each", "the same, CPU ms", ""),
+    ("plugin", "idle.rss_kib", "an idle plugin's memory, KiB", "<= 61440"),
+    ("plugin", "held.stop_ms.p99", "StopTask with 500 waits and 500 stats streams held, p99 ms", "< 200"),
+    ("plugin", "nomad.container_allocs_per_s", "allocations a second through dsec-container, one client", ""),
+    ("plugin", "nomad.fncall_allocs_per_s", "the same through dsec-fncall", ""),
+    ("plugin", "nomad.pool_sandboxes_per_s", "sandboxes a second (create, exec, kill) in a granted pool", ""),
+    ("plugin", "nomad.pool_to_container", "the pool's path to single-task allocations", ""),
     ("fncall", "calls", "calls with the counts below flat", ">= 100000"),
 )
 

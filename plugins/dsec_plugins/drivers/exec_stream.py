@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from aiohttp import WSMsgType
 from libdsec.errors import ErrorBody, PlatformError, error_from_body
 from libdsec.wire import ExecReply, ExecRequest, Pty
 
@@ -76,6 +75,8 @@ async def _forward(socket: ClientWebSocketResponse, request: Any) -> None:
 
 async def _frames(socket: ClientWebSocketResponse, ended: list[Any], *, tty: bool) -> AsyncIterator[Any]:
     """Output as it comes; the last frames are left in `ended`."""
+    from aiohttp import WSMsgType  # see nodeapi.py
+
     while True:
         message = await socket.receive()
         if message.type is WSMsgType.BINARY:
