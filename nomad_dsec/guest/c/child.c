@@ -333,7 +333,6 @@ _Noreturn void child_exec(const struct start *s)
 	if (s->pty && ioctl(0, TIOCSCTTY, 0) != 0)
 		fail(STEP_PTY, errno);
 	syscall(SYS_close_range, 3u, ~0u, 0u);
-	child_level();
 	child_reset();
 	set_rlimits(s->payload);
 	int result = become_user(user, 0);
@@ -344,5 +343,6 @@ _Noreturn void child_exec(const struct start *s)
 	change_dir((const char *)cwd.at);
 	if (s->no_new_privs && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
 		fail(STEP_SETUP, errno);
+	child_level(); /* last: until here it is our own code, which must not stand in line behind the sandbox's programs */
 	run(argv, envp);
 }
