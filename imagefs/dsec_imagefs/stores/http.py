@@ -37,6 +37,7 @@ IDLE_S = 30.0
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _BLOCK_BYTES = 256 << 10
+_PIECE_BYTES = (1 << 20) + 1  # a block of the usual size, and the byte more that must not come, by one call
 _PORTS = {"http": 80, "https": 443}
 _METADATA = ("fd00:ec2::/32", "100.100.100.200/32")  # of clouds, outside the link-local range
 _threads = threading.local()
@@ -139,18 +140,16 @@ class Reply:
         """The body in pieces, at most `limit` bytes of it; then the connection is not used again unless it ended."""
         left = limit
         with _faults(self.what, self.deadline):
-            while left and (chunk := self.raw.read1(min(left, _BLOCK_BYTES), decode_content=False)):
+            while left and (chunk := self.raw.read(min(left, _PIECE_BYTES), decode_content=False)):
                 left -= len(chunk)
                 yield chunk
 
     def whole(self, limit: int) -> bytes:
         """The body; raises StoreError ``too_large`` beyond `limit` bytes."""
-        body = bytearray()
-        for chunk in self.chunks(limit + 1):
-            body += chunk
+        body = b"".join(self.chunks(limit + 1))
         if len(body) > limit:
             raise StoreError("too_large", f"{self.what}: a reply of more than {limit} bytes")
-        return bytes(body)
+        return body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

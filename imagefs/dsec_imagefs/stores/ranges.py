@@ -60,16 +60,17 @@ def check_content_range(headers: Mapping[str, str], offset: int, length: int, wh
 
 def _exact(reply: Reply, skip: int, length: int) -> bytes:
     """`length` bytes after `skip`; for a 206 (`skip` 0 and nothing after) a longer body is an error too."""
-    body = bytearray()
+    parts = []
     for chunk in reply.chunks(skip + length + (reply.status == 206)):
         part = chunk[skip:] if skip else chunk
         skip -= len(chunk) - len(part)
-        body += part
+        parts.append(part)
+    body = b"".join(parts)  # one part, the usual case, is not copied
     if len(body) < length:
         raise StoreError("short", f"{reply.what}: {len(body)} of {length} bytes came", retryable=True)
     if len(body) > length:
         raise StoreError("bad_reply", f"{reply.what}: more than the {length} bytes asked for", retryable=True)
-    return bytes(body)
+    return body
 
 
 def status_error(status: int, headers: Mapping[str, str], what: str) -> StoreError:
