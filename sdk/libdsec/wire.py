@@ -346,7 +346,7 @@ class NodeInfo(_Reply, kw_only=True):
 
 
 class NodeList(_Reply, kw_only=True):
-    """All nodes that the gateway knows. notes: what an operator should know of the list, such as that Consul is away."""
+    """All nodes that the gateway knows. notes: what an operator should know of it, such as that Consul is away."""
 
     nodes: list[NodeInfo]
     notes: list[str] = []
