@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,7 +15,7 @@ from nomad_dsec.cluster.discovery import View
 from nomad_dsec.cluster.secrets import SecretSource
 from nomad_dsec.gateway.discovered import ConsulSource, NodeTokens
 from tests.kit.fakenode import TOKEN, FakeNode
-from tests.kit.gateways import QUICK, calling, running_gateway
+from tests.kit.gateways import ADMIN, QUICK, calling, running_gateway
 
 
 class Told:
@@ -248,11 +250,25 @@ async def test_until_consul_has_answered_the_nodes_of_the_former_run_stand_in(tm
             assert "has not answered yet" in (await admin.ok("GET", "/v1/nodes"))["notes"][0]
             error = await admin.error("GET", f"/v1/sandboxes/sb-n9-{'a' * 16}")
             assert error.code == "node_unreachable"
+            told, talk = await _node_ls(gateway)
+            assert "n1" in told
+            assert "Consul has not answered yet" in talk
             silent.set(stale=False)  # it answers: there is none (any more); ours still answers and is kept
             await until(lambda: _quiet(admin))
             assert (await admin.ok("GET", f"/v1/sandboxes/{made['id']}"))["state"] == "running"
             error = await admin.error("GET", f"/v1/sandboxes/sb-n9-{'a' * 16}")
             assert error.code == "sandbox_not_found"
+
+
+async def _node_ls(gateway) -> tuple[str, str]:
+    """What `dsec node ls` writes: data, and talk."""
+    env = os.environ | {"DSEC_ENDPOINT": gateway.address, "DSEC_API_KEY": ADMIN}
+    argv = [sys.executable, "-m", "nomad_dsec.cli", "node", "ls"]
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*argv, env=env, stdout=pipe, stderr=pipe)
+    out, err = await asyncio.wait_for(child.communicate(), 30)
+    assert child.returncode == 0, err
+    return out.decode(), err.decode()
 
 
 async def _quiet(admin) -> bool:
