@@ -8,6 +8,7 @@ deadline, and the exact-range rule of `ranges` should hold for all stores. So UR
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import contextmanager
@@ -126,6 +127,7 @@ class S3Client:
             raise StoreError(
                 "tool_missing", "stores on S3 need botocore", "pip install 'nomad-dsec[s3]'", "store"
             ) from error
+        logging.getLogger("botocore").setLevel(logging.INFO)  # its debug lines hold session tokens and signatures
         session = botocore.session.Session()
         if self.logins is not None:
             provider = _Provider(self.logins, self.bucket)
