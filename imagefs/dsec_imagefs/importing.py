@@ -10,13 +10,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.blob import Blob
-from dsec_imagefs.durable import locked, write_durably
-from dsec_imagefs.errors import ImageError, show_name
+from dsec_imagefs.durable import locked
+from dsec_imagefs.errors import ImageError
 from dsec_imagefs.image import Image, normal_name
 from dsec_imagefs.kept import keep_build, kept_build
 from dsec_imagefs.layer.build import build_layer
-from dsec_imagefs.layer.manifest import ImageManifest, Layer, Part
-from dsec_imagefs.layer.merge import merge_layers
+from dsec_imagefs.layer.compose import compose_image
 from dsec_imagefs.sources.base import LayerSource, Limits, Material, Source, Work
 from dsec_imagefs.sources.parse import parse_source
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dsec_imagefs.image import ImageConfig
+    from dsec_imagefs.layer.manifest import ImageManifest, Layer
     from dsec_imagefs.store import ImageStore
     from dsec_imagefs.tree import Node, Progress
 
@@ -153,21 +153,12 @@ def stack_layers(
 ) -> ImageManifest:
     """Merge layers whose metadata lies in `files` (named by digest), and write the merged metadata beside it."""
     work.progress("merge", 0, 1)
-    merged = merge_layers([(layer, files / layer.meta.digest) for layer in layers])
-    write_durably(files / merged.digest, merged.metadata)
-    for path in merged.hidden:
-        work.note(f"{show_name(path)}: a device 0:0 is kept, but overlayfs hides it from containers")
+    stack = [(layer, files / layer.meta.digest) for layer in layers]
+    manifest = compose_image(
+        stack, files, config=config, created=created, source=source, imported=imported, notes=work.notes
+    )  # fmt: skip
     work.progress("merge", 1, 1)
-    return ImageManifest(
-        layers=tuple(layer.id for layer in layers),
-        merged=Part(digest=merged.digest, size=len(merged.metadata)),
-        config=config,
-        created=created,
-        source=source,
-        imported=imported,
-        entries=merged.inodes,
-        notes=tuple(work.notes),
-    )
+    return manifest
 
 
 def _size_of(root: Node) -> int:
