@@ -45,7 +45,8 @@ def mount_blobs(target: Path, *, resend: bool, passthrough: bool) -> tuple[int, 
         raise SyscallError("open", err.errno or 0, "/dev/fuse", "images are then fetched whole") from err
     try:
         target.mkdir(mode=0o700, exist_ok=True)
-        options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={MAX_READ_BYTES}"
+        # No allow_other: names are for root. Whoever reads an EROFS mount over them needs no right here.
+        options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,max_read={MAX_READ_BYTES}"
         mount_fs(SUBTYPE, target, f"fuse.{SUBTYPE}", MS_RDONLY | MS_NOSUID | MS_NODEV | _MS_NOEXEC, options)
         try:
             return fd, _negotiate(fd, resend=resend, passthrough=passthrough)

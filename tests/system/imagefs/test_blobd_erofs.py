@@ -6,6 +6,8 @@ import errno
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -80,6 +82,17 @@ def test_files_come_when_they_are_read_and_only_once(tmp_path: Path) -> None:
             assert (root / os.fsdecode(name)).read_bytes() == data
         after = machine.counters()
         assert (after["reads"], after["waited_reads"]) == (before["reads"], before["waited_reads"]), "page cache alone"
+
+
+def test_any_user_reads_the_image(tmp_path: Path) -> None:
+    """The blob server's own files are root's alone."""
+    with blob_machine(tmp_path) as machine, mounted(machine, tmp_path) as root:
+        program = "import os, sys; os.setuid(65534); sys.stdout.buffer.write(os.pread(0, 5000, 700_000))"
+        with (root / "low").open("rb") as file:
+            argv = [sys.executable, "-c", program]
+            done = subprocess.run(argv, stdin=file, capture_output=True, timeout=30, check=True, cwd="/")
+        assert done.stdout == LOW[b"low"][700_000:705_000]
+        assert machine.counters()["waited_reads"] >= 1
 
 
 def test_readers_of_the_image_outlive_either_process(tmp_path: Path) -> None:
