@@ -8,7 +8,6 @@ import subprocess
 from contextlib import contextmanager
 
 from dsec_imagefs.erofs.reader import ErofsReader
-from dsec_imagefs.layers import apply_layers
 from dsec_imagefs.sources.base import Limits
 from dsec_imagefs.sources.directory import scan_directory
 from dsec_imagefs.syscalls import MS_RDONLY, mount_fs, umount
@@ -17,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.kit import tarbytes as t
 from tests.kit.abilities import needs
+from tests.kit.archives import apply_layers
 from tests.kit.trees import directory_facts, image_facts, node_facts, write_tree
 from tests.unit.imagefs.strategies import trees
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from dsec_imagefs.errors import ImageError
-from dsec_imagefs.layers import apply_layers
 from dsec_imagefs.sources.base import Limits
 from hypothesis import given, settings
 
 from tests.kit import tarbytes as t
+from tests.kit.archives import apply_layers
 from tests.kit.layers import build, merge, merged_facts, outcome
 from tests.kit.trees import Facts, node_facts
 from tests.unit.imagefs.strategies import layer_stacks

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 
 import pytest
 from dsec_imagefs.errors import ImageError
-from dsec_imagefs.layers import apply_layers
 from dsec_imagefs.sources.base import Limits
 from dsec_imagefs.tree import Node
 
 from tests.kit import tarbytes as t
+from tests.kit.archives import apply_layers
 from tests.kit.trees import node_facts
 
 
