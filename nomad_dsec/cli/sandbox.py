@@ -1,18 +1,17 @@
-"""`dsec sandbox`: create, ls, info, pause, resume, kill, plan, logs; exec, shell and cp are in files of their own."""
+"""`dsec sandbox`: create, ls, info, pause, resume, kill, plan; exec, shell, cp and logs are in files of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from libdsec.errors import UsageError
 from libdsec.sandbox import AsyncSandbox
-from libdsec.wire import LIVE_STATES, ExecReply, SandboxInfo
+from libdsec.wire import LIVE_STATES, SandboxInfo
 
-from nomad_dsec.cli import sandbox_cp, sandbox_exec
+from nomad_dsec.cli import sandbox_cp, sandbox_exec, sandbox_logs
 from nomad_dsec.cli.access import add_access, open_client
 from nomad_dsec.cli.main import say_error
 from nomad_dsec.cli.output import add_json, age, print_json, print_table, say
@@ -45,11 +44,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         one = verbs.add_parser(verb, help=text)
         one.add_argument("sandbox", metavar="ID", help=_ID)
         _finish(one, run)
-    logs = verbs.add_parser("logs", help="commands of a sandbox, or the kept output of one")
-    logs.add_argument("sandbox", metavar="ID", help=_ID)
-    logs.add_argument("exec_id", nargs="?", metavar="EXEC", help="print this command's output")
-    logs.add_argument("--follow", "-f", action="store_true", help="go on until it ends")
-    _finish(logs, run_logs)
     for verb, text in (("pause", "freeze"), ("resume", "thaw"), ("kill", "end, and wait until the resources are gone")):
         several = verbs.add_parser(verb, help=text)
         several.add_argument("sandboxes", nargs="*", metavar="ID", help=_ID)
@@ -60,6 +54,7 @@ def add(parser: argparse.ArgumentParser) -> None:
             )
         _finish(several, run_each)
     sandbox_exec.add(verbs)
+    sandbox_logs.add(verbs)
     sandbox_cp.add(verbs)
 
 
@@ -151,7 +146,7 @@ async def run_ls(args: argparse.Namespace) -> int:
     if args.json:
         print_json(shown)
         return 0
-    columns = ["id", "state", "image", "backend", "cpus", "memory", "age", "labels"]
+    columns = ["id", "state", "image", "backend", "cpus", "memory", "disk", "age", "labels"]
     if not args.namespace:
         print_table(columns, (_row(info) for info in shown))
     else:
@@ -163,7 +158,8 @@ def _row(info: SandboxInfo) -> list[object]:
     state = f"{info.state}({info.reason})" if info.reason else info.state
     labels = ",".join(f"{key}={value}" for key, value in sorted(info.labels.items()))
     image = info.image if len(info.image) <= 30 else info.image[:29] + "…"
-    return [info.id, state, image, info.backend, f"{info.cpus:g}", f"{info.memory_mib}M", age(info.created_at), labels]
+    sizes = [f"{info.cpus:g}", f"{info.memory_mib}M", f"{info.disk_mib}M"]
+    return [info.id, state, image, info.backend, *sizes, age(info.created_at), labels]
 
 
 async def run_info(args: argparse.Namespace) -> int:
@@ -184,45 +180,6 @@ async def run_plan(args: argparse.Namespace) -> int:
         name = step.get("op", "?")
         rest = " ".join(f"{key}={value}" for key, value in step.items() if key != "op")
         print(f"{name:16} {rest}".rstrip())
-    return 0
-
-
-async def run_logs(args: argparse.Namespace) -> int:
-    """The commands, or one command's output."""
-    async with open_client(args) as client:
-        sandbox = await AsyncSandbox.connect(args.sandbox, client=client)
-        if args.exec_id is None:
-            return _print_execs(list(await sandbox.execs()), as_json=args.json)
-        async with await sandbox.attach(args.exec_id) as process:
-            if not args.follow:
-                path = f"/v1/sandboxes/{sandbox.id}/execs/{args.exec_id}"
-                reply = await client.transport.request("GET", path, ExecReply)
-                sys.stdout.buffer.write(reply.stdout)
-                sys.stderr.buffer.write(reply.stderr)
-                return 0
-            async for stream, data in process:
-                out = sys.stdout if stream == "stdout" else sys.stderr
-                out.buffer.write(data)
-                out.buffer.flush()
-    return 0
-
-
-def _print_execs(execs: list[ExecReply], *, as_json: bool) -> int:
-    if as_json:
-        print_json(execs)
-        return 0
-    rows = []
-    for entry in execs:
-        end = (
-            "running"
-            if entry.running
-            else f"signal {entry.signal}"
-            if entry.exit_code is None
-            else f"exit {entry.exit_code}"
-        )
-        notes = [word for word in ("timed_out", "oom_killed", "truncated") if getattr(entry, word)]
-        rows.append([entry.exec_id, end, f"{entry.duration_s:.2f}s", entry.total_bytes, " ".join(notes)])
-    print_table(("exec", "end", "duration", "bytes", "notes"), rows)
     return 0
 
 

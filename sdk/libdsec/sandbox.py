@@ -228,6 +228,13 @@ class AsyncSandbox:
         """The commands that the sandbox remembers, running and ended, without their output."""
         return (await self._transport.request("GET", self._execs_path, ExecList)).execs
 
+    async def logs(self, exec_id: str) -> ExecReply:
+        """What is kept of a command's output, and how it ended if it has; at once, also while it runs.
+
+        Raises NotFoundError exec_not_found. `attach` follows it instead.
+        """
+        return await self._transport.request("GET", f"{self._execs_path}/{quote(exec_id, safe='')}", ExecReply)
+
     async def kill(self) -> SandboxInfo:
         """End it and return when its resources are gone. Harmless when it has ended already."""
         self._client.drop_lease(self.id)

@@ -557,6 +557,13 @@ class Sandbox:
         """The commands that the sandbox remembers, running and ended, without their output."""
         return call(self._twin.execs())
 
+    def logs(self, exec_id: str) -> ExecReply:
+        """What is kept of a command's output, and how it ended if it has; at once, also while it runs.
+
+        Raises NotFoundError exec_not_found. `attach` follows it instead.
+        """
+        return call(self._twin.logs(exec_id))
+
     def kill(self) -> SandboxInfo:
         """End it and return when its resources are gone. Harmless when it has ended already."""
         return call(self._twin.kill())

@@ -1,4 +1,4 @@
-"""`dsec sandbox shell` on a real terminal, `cp` both ways, and `dsec image` on a store of the test's own."""
+"""`dsec sandbox shell` on a real terminal, `cp` both ways, `logs`, and `dsec image` on a store of the test's own."""
 
 from __future__ import annotations
 
@@ -144,6 +144,34 @@ def test_copies_both_ways_and_through_pipes(stack, sandbox, tmp_path):
 
 
 @needs("root")
+def test_logs_of_what_ran_and_of_what_runs(stack, sandbox):
+    """Commands with their ends, the kept output of one on both streams, what is missing, and one that is followed."""
+    ran = stack.dsec("sandbox", "exec", sandbox, "--", "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert ran.returncode == 3
+    listed = json.loads(stack.dsec("sandbox", "logs", sandbox, "--json").stdout)
+    assert [(entry["exit_code"], entry.get("running", False)) for entry in listed] == [(3, False)]
+    table = stack.dsec("sandbox", "logs", sandbox).stdout.decode()
+    assert "exit 3" in table
+    kept = stack.dsec("sandbox", "logs", sandbox, listed[0]["exec_id"])
+    assert (kept.returncode, kept.stdout, kept.stderr) == (0, b"out\n", b"err\n")
+    as_json = json.loads(stack.dsec("sandbox", "logs", sandbox, listed[0]["exec_id"], "--json").stdout)
+    assert as_json["exit_code"] == 3
+    followed = stack.dsec("sandbox", "logs", sandbox, listed[0]["exec_id"], "-f", "--since", "4")
+    assert followed.stdout + followed.stderr == b"err\n"
+    flood = "head -c 5000000 /dev/zero | tr '\\0' x"
+    stack.dsec("sandbox", "exec", sandbox, "--", "sh", "-c", flood)
+    last = json.loads(stack.dsec("sandbox", "logs", sandbox, "--json").stdout)
+    (large,) = [entry for entry in last if entry["exec_id"] != listed[0]["exec_id"]]
+    cut = stack.dsec("sandbox", "logs", sandbox, large["exec_id"])
+    assert len(cut.stdout) < 5_000_000
+    assert f"({5_000_000 - len(cut.stdout)} bytes of the middle were not kept)" in cut.stderr.decode()
+    for argv in (["-f"], ["ex-nonesuch"], [listed[0]["exec_id"], "--since", "3"]):
+        wrong = stack.dsec("sandbox", "logs", sandbox, *argv)
+        assert wrong.returncode in (1, 2), argv
+        assert wrong.stdout == b""
+        assert wrong.stderr
+
+
 def test_images_through_the_cli(tmp_path):
     stack = DevStack(tmp_path / "d")
     tree = tmp_path / "tree"
