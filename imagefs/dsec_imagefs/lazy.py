@@ -7,7 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsec_imagefs.blobd import BlobClient, BlobdError, BlobSpec, Settings, ensure_server
 from dsec_imagefs.blobd.settings import Places
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dsec_imagefs.tree import Progress
 
 FETCH_TIMEOUT_S = 3600.0
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ class LazyBlobs:
         objects, digest = self.store.objects, layer.blob.digest
         if objects.has_whole_blob(digest, layer.blob.size) and not self._is_attached(digest):
             return objects.blob(digest)
+        answer = self.attach(layer, user=user)
+        return objects.blob(digest) if answer["complete"] else Path(answer["direct"])
+
+    def attach(self, layer: Layer, *, user: str = "", record_s: float = 0.0) -> dict[str, Any]:
+        """Have a layer's data served, see `BlobClient.attach`; raises as `device`."""
         origin = self._origin(layer)
         if problem := fuse_problem():
             raise ImageError(
@@ -58,30 +64,33 @@ class LazyBlobs:
                 "fetch it whole: dsec image pull --whole", "image",
             )  # fmt: skip
         spec = BlobSpec(
-            digest=digest,
+            digest=layer.blob.digest,
             size=layer.blob.size,
-            index=str(objects.path(layer.index.digest)),
+            index=str(self.store.objects.path(layer.index.digest)),
             wire=origin.wire,
             store=origin.store,
             options={"authfile": origin.authfile} if origin.authfile else {},
         )
-        answer = ensure_server(self.store.root, self.settings).attach(spec, user=user)
-        return objects.blob(digest) if answer["complete"] else Path(answer["direct"])
+        try:
+            return self.server().attach(spec, user=user, record_s=record_s)
+        except BlobdError as err:
+            if err.code != "conflict" or not self.forget(layer.blob.digest):
+                raise
+        return self.server().attach(spec, user=user, record_s=record_s)  # it had another store before
+
+    def server(self) -> BlobClient:
+        """The blob server of this store, started when it does not run."""
+        return ensure_server(self.store.root, self.settings)
 
     def _is_attached(self, digest: str) -> bool:
         return (Places(root=self.store.root).records / f"{digest}.json").exists()
-
-    def client(self) -> BlobClient | None:
-        """The running server, None when there is none."""
-        client = BlobClient(self.store.root)
-        return client if client.is_running() else None
 
     def release(self, blobs: Iterable[str], user: str) -> None:
         """Give back what a mount held; idempotent."""
         attached = [digest for digest in blobs if self._is_attached(digest)]
         if not attached:
             return
-        client = ensure_server(self.store.root, self.settings)
+        client = self.server()
         for digest in attached:
             try:
                 client.drop(digest, user)
@@ -93,14 +102,14 @@ class LazyBlobs:
         """Whether this mount stands on the files of a server that died whole, so that it can only answer EIO."""
         if not any(Places(root=self.store.root).records.glob("*.json")):
             return False
-        return user in ensure_server(self.store.root, self.settings).status()["stale"]
+        return user in self.server().status()["stale"]
 
     def forget(self, digest: str) -> bool:
         """Let the server give a blob up before its files are removed; False when it is held or open."""
         if not self._is_attached(digest):
             return True
         try:
-            ensure_server(self.store.root, self.settings).detach(digest)
+            self.server().detach(digest)
         except BlobdError as err:
             if err.code == "in_use":
                 return False
@@ -114,6 +123,9 @@ class LazyBlobs:
         """Bring all data here at once; idempotent. What the blob server has in part is completed by it."""
         objects, blob = self.store.objects, layer.blob
         if not blob.size or objects.has_whole_blob(blob.digest, blob.size):
+            return
+        if objects.map(blob.digest).exists() or self._is_attached(blob.digest):
+            self._complete(layer, timeout_s)
             return
         origin = self._origin(layer)
         index = Index.parse(objects.read(layer.index.digest))
@@ -130,6 +142,34 @@ class LazyBlobs:
         finally:
             arrived.unlink(missing_ok=True)
             store.close()
+
+    def _complete(self, layer: Layer, timeout_s: float) -> None:
+        """Have the server fetch the rest of what it has in part."""
+        digest = layer.blob.digest
+        deadline = time.monotonic() + timeout_s
+        self.attach(layer)
+        done = self.server().prefetch(digest, wait_s=timeout_s)
+        if done["left"] or done["failed"]:
+            text = f"{done['left'] + done['failed']} blocks of the data {digest} could not be fetched"
+            raise ImageError("unavailable", text, "is the store reachable? see dsec image cache", "ref")
+        while not self.attach(layer)["complete"]:  # the last blocks are being synced
+            if time.monotonic() > deadline:
+                raise ImageError("busy", f"the data {digest} is here and not yet synced", "try again")
+            time.sleep(_POLL_S)
+
+    def check_present(self, digest: str) -> None:
+        """Have the server read again what it has of a blob; wrong blocks are dropped, and come anew when read.
+
+        Raises:
+            ImageError: ``corrupt`` naming the first wrong block.
+        """
+        if not self._is_attached(digest):
+            return
+        found = self.server().verify(digest)
+        if found["bad"]:
+            raise ImageError(
+                "corrupt", f"block {found['bad'][0]} of the data {digest} was wrong on this disk", "verify again"
+            )
 
     def _origin(self, layer: Layer) -> Origin:
         origin = self.store.objects.origin(layer.blob.digest)

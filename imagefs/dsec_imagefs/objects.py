@@ -135,6 +135,13 @@ class Objects:
             if moved:
                 sync_directory(target("x").parent)
 
+    def present_bytes(self, digest: str, size: int) -> int:
+        """How much of a blob's data takes room on this disk."""
+        try:
+            return min(size, self.blob(digest).stat().st_blocks * 512)
+        except FileNotFoundError:
+            return 0
+
     def link(self, digest: str, folder: Path, *, blob: bool = False) -> bool:
         """Give a file a second name in a directory, so that no collection can take it; False when it is not here."""
         source = self.blob(digest) if blob else self.path(digest)

@@ -275,6 +275,9 @@ class ImageStore:
                 self._unlink_image(image.digest)
             blobs, freed = self._drop_files()
             self.users.prune()
+            for trace in self.root.glob("traces/*"):
+                if not self._manifest_path(f"sha256:{trace.name}").exists():
+                    trace.unlink(missing_ok=True)
             for stray in self.root.glob("*/.*.tmp"):
                 stray.unlink(missing_ok=True)
                 leftovers += 1

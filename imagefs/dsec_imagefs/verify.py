@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dsec_imagefs.errors import ImageError
 from dsec_imagefs.image import digest_hex
 from dsec_imagefs.layer.index import Index
+from dsec_imagefs.lazy import LazyBlobs
 from dsec_imagefs.objects import hash_file
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _AGAIN = "remove and import the image again"
 
 
 def verify_image(store: ImageStore, image: Image, ref: str, progress: Progress | None = None) -> None:
-    """Check all files of an image; of a blob that is here in part, nothing (its server verifies what it fetches).
+    """Check all files of an image; of a blob that is here in part, the blocks that are here.
 
     Raises:
         ImageError: ``corrupt`` naming the file, and the block of a layer's data.
@@ -29,6 +30,8 @@ def verify_image(store: ImageStore, image: Image, ref: str, progress: Progress |
     for layer in {layer.blob.digest: layer for layer in store.layers(image)}.values():
         if store.objects.has_whole_blob(layer.blob.digest, layer.blob.size):
             _check_blob(store, layer, ref, progress, done, image.size_bytes)
+        elif layer.blob.size:
+            LazyBlobs(store).check_present(layer.blob.digest)
         done += layer.blob.size
     metas = [layer.meta.digest for layer in store.layers(image)]
     for digest in (*metas, digest_hex(image.rootfs)):

@@ -1,4 +1,4 @@
-"""`dsec image`: import into this machine's store, list, inspect, verify, remove, collect."""
+"""`dsec image`: import into this machine's store, list, inspect, verify, remove, collect; layers: image_layers.py."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dsec_imagefs import ImageError, ImageStore
 from libdsec.errors import PlatformError, UsageError
 
 from nomad_dsec import config
+from nomad_dsec.cli import image_layers
 from nomad_dsec.cli.access import add_data, layout_of
 from nomad_dsec.cli.output import add_json, print_json, print_table, say, size
 from nomad_dsec.cli.progress import ImportBars
@@ -33,7 +34,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "source",
         nargs="?",
-        help="docker://REF, docker-daemon:REF, docker-archive:FILE, oci:DIR[:TAG], dir:DIR, debootstrap:SUITE",
+        help="docker://REF, docker-daemon:REF, docker-archive:FILE, oci:DIR[:TAG], dir:DIR, debootstrap:SUITE; "
+        "a layer: tar:FILE",
     )
     load.add_argument("named", nargs="?", metavar="NAME[:TAG]", help="what to call it; the same as --name")
     load.add_argument("--debootstrap", metavar="SUITE", help="build a Debian root of this suite")
@@ -43,6 +45,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings, such as registry.logins")
     _finish(load, run_import)
     _finish(verbs.add_parser("ls", help="list"), run_ls)
+    for words, run in image_layers.parsers(verbs):
+        _finish(words, run)
     for verb, text, run in (
         ("inspect", "all that is known of one", run_inspect),
         ("verify", "read all of it and compare the digest", run_verify),
@@ -69,7 +73,7 @@ def _with_store(args: argparse.Namespace, run: Callable[[argparse.Namespace, Ima
     """The border at which errors of the image room become ours."""
     try:
         directory = args.store or layout_of(args).images
-        if run is not run_import and not directory.is_dir():  # looking must not make one
+        if run not in _MAKERS and not directory.is_dir():  # looking must not make one
             raise UsageError(
                 "no_store", f"{directory} is no image store", field="--store", hint="`dsec image import` makes one"
             )
@@ -144,8 +148,9 @@ def run_ls(args: argparse.Namespace, store: ImageStore) -> int:
 
 
 def run_inspect(args: argparse.Namespace, store: ImageStore) -> int:
-    """As JSON."""
-    print_json(_as_data(store.inspect(args.ref)))
+    """As JSON, with its layers and how much of each is here."""
+    image = store.inspect(args.ref)
+    print_json(_as_data(image) | {"layers": image_layers.layer_rows(store, image)})
     return 0
 
 
@@ -177,8 +182,11 @@ def run_gc(args: argparse.Namespace, store: ImageStore) -> int:
     if args.json:
         print_json({"images": done.images, "blobs": done.blobs, "freed_bytes": done.freed_bytes})
     else:
-        print(f"removed {len(done.images)} images and {len(done.blobs)} roots, {size(done.freed_bytes)}")
+        print(f"removed {len(done.images)} images and the data of {len(done.blobs)} layers, {size(done.freed_bytes)}")
     return 0
+
+
+_MAKERS = (run_import, image_layers.run_build, image_layers.run_pull, image_layers.run_prefetch)
 
 
 def _as_data(image: Image) -> dict[str, Any]:

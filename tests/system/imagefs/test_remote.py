@@ -12,6 +12,7 @@ from dsec_imagefs.blobd import BlobClient
 from dsec_imagefs.composing import compose
 from dsec_imagefs.lazy import LazyBlobs
 from dsec_imagefs.mountinfo import read_mounts
+from dsec_imagefs.prefetch import Prefetcher
 from dsec_imagefs.remote import Remote
 from dsec_imagefs.syscalls import MNT_DETACH, umount
 
@@ -164,3 +165,41 @@ def test_without_fuse_it_says_what_to_do(url, node, table, monkeypatch):
     for layer in node.layers(image):
         LazyBlobs(node).fetch_whole(layer)
     assert (table.acquire(image.digest, "a") / "big").read_bytes() == BIG
+
+
+def test_what_one_machine_reads_first_another_has_before_it_reads(url, node, table, place):
+    image = Remote(store=node, url=url).pull("demo")
+    first = Prefetcher(node)
+    root = table.acquire(image.digest, "a")
+    first.record(image, seconds=60)
+    with (root / "big").open("rb") as big:
+        big.seek(7 << 20)
+        assert big.read(4096) == BIG[7 << 20 : (7 << 20) + 4096]
+    trace = first.collect(image)
+    assert trace.accesses
+    first.publish(trace, url)
+    second = ImageStore(place / "second")
+    try:
+        image = Remote(store=second, url=url).pull("demo")
+        (done,) = Prefetcher(second).replay([image], timeout_s=30)
+        assert (done.traced, done.left, done.failed) == (True, 0, 0)
+        assert 0 < fetched(second) < len(BIG) // 2
+        other = MountTable(second, place / "second-mounts")
+        root = other.acquire(image.digest, "a")
+        (place / "shared").rename(place / "away")  # what was fetched ahead needs no store
+        with (root / "big").open("rb") as big:
+            big.seek(7 << 20)
+            assert big.read(4096) == BIG[7 << 20 : (7 << 20) + 4096]
+        other.release(image.digest, "a")
+        other.close()
+    finally:
+        BlobClient(second.root).stop()
+
+
+def test_an_image_whose_data_was_imported_here_has_nothing_to_record(url, place):
+    builder = ImageStore(place / "builder")
+    with pytest.raises(ImageError) as caught:
+        Prefetcher(builder).record(builder.resolve("demo"), seconds=1)
+    assert caught.value.code == "unsupported"
+    (done,) = Prefetcher(builder).replay([builder.resolve("demo")], timeout_s=1)
+    assert (done.traced, done.ranges) == (False, 0)
