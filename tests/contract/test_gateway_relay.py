@@ -160,6 +160,28 @@ async def test_an_upload_cut_by_the_client_never_ends_at_the_node(admin, box, no
     assert seen[-1] == "cut"
 
 
+async def test_what_may_be_repeated_survives_a_kept_connection_that_was_closed_and_a_write_is_never_sent_twice(
+    admin, box, node
+):
+    seen = []
+
+    async def cut_first(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        seen.append(request.method)
+        if seen.count(request.method) == 1:
+            cut(request)
+        return web.Response(body=b"whole")
+
+    node.script[READ] = node.script[WRITE] = cut_first
+    await admin.ok("POST", f"{box}/execs", {"cmd": ["id"]})  # leaves a connection
+    async with admin.session.get(f"{box}/files?path=/x") as reply:
+        assert (reply.status, await reply.read()) == (200, b"whole")
+    assert seen == ["GET", "GET"]
+    status, error = await admin("PUT", f"{box}/files?path=/x&append=1", data=b"more")
+    assert (status, error["error"]["code"]) == (500, "node_unreachable")
+    assert seen.count("PUT") == 1
+
+
 async def test_a_client_that_goes_away_frees_the_node_from_its_exec(admin, box, node):
     events = []
 

@@ -212,6 +212,7 @@ async def test_errors_arrive_as_what_they_are():
         (200, b"<html>", ProtocolError),
         (200, b'{"sandboxes": 7}', ProtocolError),
         (500, b"Traceback (most recent call last)", ProtocolError),
+        (302, b"moved", ProtocolError),
         (502, b"<html>bad gateway</html>", PlatformError),
         (500, b"x" * 400_000, ProtocolError),
     ],
