@@ -279,10 +279,10 @@ async def test_many_waits_and_stats_leave_room_for_a_stop(host):
     tasks = [host.task("sleep", "1009") for _ in range(3)]
     for task in tasks:
         await host.start(task)
-    calls = [host.driver.WaitTask(pb.WaitTaskRequest(task_id=tasks[n % 2].id)) for n in range(300)]
+    calls = [host.driver.WaitTask(pb.WaitTaskRequest(task_id=tasks[n % 2].id)) for n in range(500)]
     request = pb.TaskStatsRequest(task_id=tasks[0].id)
     request.collection_interval.FromSeconds(5)
-    streams = [host.driver.TaskStats(request) for _ in range(100)]
+    streams = [host.driver.TaskStats(request) for _ in range(500)]
     waits = [asyncio.ensure_future(call) for call in calls]
     await asyncio.sleep(1)
     async with asyncio.timeout(20):
