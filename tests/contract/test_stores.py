@@ -1,4 +1,4 @@
-"""What every store promises, asked of each: a directory, Debian's docker-registry, an S3 server."""
+"""What every store promises, asked of each: a directory (plain, and slow and hedged), docker-registry, an S3 server."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.leaks_ok
 
 IMAGE = "ab" * 32
-KINDS = ["directory", pytest.param("registry", marks=needs("docker-registry")), pytest.param("s3", marks=needs("moto"))]
+KINDS = [
+    "directory",
+    "hedged",
+    pytest.param("registry", marks=needs("docker-registry")),
+    pytest.param("s3", marks=needs("moto")),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def url(request, tmp_path_factory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("store")
-    if request.param == "directory":
-        yield f"dir:{home}/store"
+    if request.param in ("directory", "hedged"):
+        yield f"dir:{home}/store" + ("?hedge_ms=0.1&latency_ms=0.1" if request.param == "hedged" else "")
     elif request.param == "registry":
         with docker_registry(home) as address:
             yield f"oci://{address}/team/images"

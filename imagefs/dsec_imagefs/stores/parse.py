@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 from dsec_imagefs.stores.base import StoreError
 from dsec_imagefs.stores.credentials import Logins, authfile_logins, find_authfile, no_login
 from dsec_imagefs.stores.directory import DirectoryStore
+from dsec_imagefs.stores.hedge import HedgedStore
 from dsec_imagefs.stores.http import HttpDoor, is_loopback_url
 from dsec_imagefs.stores.registry import RegistryStore
 from dsec_imagefs.stores.s3 import S3Store
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from dsec_imagefs.stores.base import Store
 
 KINDS = "dir:/path, s3://bucket/prefix or oci://registry/repository"
-_SLOW = ("latency_ms", "bandwidth_mib_s")
+_ALL = ("hedge_ms", "latency_ms", "bandwidth_mib_s")
 _OPTIONS = {
-    "dir": _SLOW,
-    "s3": ("endpoint", "region", "path_style", "anonymous", "ca", *_SLOW),
-    "oci": ("insecure", "mount_from", "ca", *_SLOW),
+    "dir": _ALL,
+    "s3": ("endpoint", "region", "path_style", "anonymous", "ca", *_ALL),
+    "oci": ("insecure", "mount_from", "ca", *_ALL),
 }
 _HOST = re.compile(r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?|\[[0-9a-fA-F:.]{2,45}\])(?::\d{1,5})?")
 _REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
@@ -41,7 +42,8 @@ def parse_store(
 ) -> Store:
     """Turn a store URL into a store; nothing is asked of the network yet.
 
-    Options: ``latency_ms`` and ``bandwidth_mib_s`` (to measure with) for all; for S3 ``endpoint``, ``region``,
+    Options: for all ``hedge_ms`` (after so long a read is asked a second time; off when not given), ``latency_ms`` and
+    ``bandwidth_mib_s`` (both to measure with); for S3 ``endpoint``, ``region``,
     ``path_style``, ``anonymous``, ``ca``; for a registry ``insecure`` (plain HTTP; a registry on loopback may always
     speak it), ``mount_from`` (another repository that has blobs already) and ``ca``.
 
@@ -74,7 +76,9 @@ def parse_store(
         link = Link(
             latency_s=_number(options, "latency_ms") / 1000, bytes_per_s=_number(options, "bandwidth_mib_s") * (1 << 20)
         )
-        return SlowStore(store=store, link=link)
+        store = SlowStore(store=store, link=link)
+    if options.get("hedge_ms"):
+        store = HedgedStore(store=store, after_s=_number(options, "hedge_ms") / 1000)
     return store
 
 

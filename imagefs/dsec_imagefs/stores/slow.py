@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dsec_imagefs.stores.base import StoreError
 from dsec_imagefs.stores.retry import TICKER, Ticker
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from dsec_imagefs.stores.base import Progress, Store, StoredObject
+from dsec_imagefs.stores.wrapped import Wrapped
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,16 +36,10 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowStore:
+class SlowStore(Wrapped):
     """Another store, its reads as slow as a link makes them; all else goes straight through."""
 
-    store: Store
     link: Link
-
-    @property
-    def label(self) -> str:
-        """The inner store's."""
-        return self.store.label
 
     def read(self, digest: str, offset: int, length: int, *, deadline: float) -> bytes:
         """The inner store's bytes, later."""
@@ -69,56 +57,24 @@ class SlowStore:
         self.link.pass_bytes(0, deadline, self.label)
         return self.store.has(digest, deadline=deadline, size=size)
 
-    def put(self, digest: str, path: Path, *, deadline: float, progress: Progress | None = None) -> bool:
-        """At once."""
-        return self.store.put(digest, path, deadline=deadline, progress=progress)
-
-    def delete(self, digest: str, *, deadline: float) -> None:
-        """At once."""
-        self.store.delete(digest, deadline=deadline)
-
-    def put_image(self, image: str, manifest: bytes, objects: Sequence[StoredObject], *, deadline: float) -> None:
-        """At once."""
-        self.store.put_image(image, manifest, objects, deadline=deadline)
-
     def get_image(self, image: str, *, deadline: float) -> bytes:
         """As slow as its size."""
         raw = self.store.get_image(image, deadline=deadline)
         self.link.pass_bytes(len(raw), deadline, self.label)
         return raw
 
-    def delete_image(self, image: str, *, deadline: float) -> None:
-        """At once."""
-        self.store.delete_image(image, deadline=deadline)
-
-    def put_ref(self, name: str, image: str, *, deadline: float) -> None:
-        """At once."""
-        self.store.put_ref(name, image, deadline=deadline)
-
     def get_ref(self, name: str, *, deadline: float) -> str:
         """After one latency."""
         self.link.pass_bytes(0, deadline, self.label)
         return self.store.get_ref(name, deadline=deadline)
-
-    def delete_ref(self, name: str, *, deadline: float) -> None:
-        """At once."""
-        self.store.delete_ref(name, deadline=deadline)
 
     def refs(self, *, deadline: float) -> tuple[str, ...]:
         """After one latency."""
         self.link.pass_bytes(0, deadline, self.label)
         return self.store.refs(deadline=deadline)
 
-    def put_trace(self, image: str, trace: bytes, *, deadline: float) -> None:
-        """At once."""
-        self.store.put_trace(image, trace, deadline=deadline)
-
     def get_trace(self, image: str, *, deadline: float) -> bytes:
         """As slow as its size."""
         raw = self.store.get_trace(image, deadline=deadline)
         self.link.pass_bytes(len(raw), deadline, self.label)
         return raw
-
-    def close(self) -> None:
-        """Close the inner store."""
-        self.store.close()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 import zstandard
@@ -12,6 +14,7 @@ from dsec_imagefs import fetch
 from dsec_imagefs.fetch import BlockFetcher, FetchCounts
 from dsec_imagefs.layer.index import Index
 from dsec_imagefs.stores.base import StoreError
+from dsec_imagefs.stores.hedge import Budget, HedgedStore
 from dsec_imagefs.stores.retry import Backoff, Ticker
 from dsec_imagefs.stores.transfer import fetch_blob
 from hypothesis import given, settings
@@ -188,3 +191,118 @@ def test_a_blob_that_can_not_be_had_leaves_nothing(tmp_path) -> None:
     with pytest.raises(StoreError):
         fetch_blob(fetcher, tmp_path / "blob", deadline=soon())
     assert list(tmp_path.iterdir()) == []
+
+
+# --- a second request
+
+
+class Gates:
+    """A store whose reads wait until the test lets them go; `open` holds what each next read does."""
+
+    label = "gates:"
+
+    def __init__(self) -> None:
+        self.asked: list[threading.Event] = []
+        self.answers: list[bytes | StoreError] = []
+        self.changed = threading.Condition()
+
+    def read(self, _digest: str, _offset: int, _length: int, *, deadline: float) -> bytes:
+        with self.changed:
+            mine, gate = len(self.asked), threading.Event()
+            self.asked.append(gate)
+            self.changed.notify_all()
+        gate.wait(20)
+        answer = self.answers[mine]
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer
+
+    def gate(self, number: int) -> threading.Event:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.asked) > number, timeout=20)
+        return self.asked[number]
+
+    def close(self) -> None:
+        for gate in self.asked:
+            gate.set()
+
+
+@pytest.fixture
+def gates():
+    found = Gates()
+    yield found
+    found.close()
+
+
+def hedged(gates: Gates, **options) -> tuple[HedgedStore, Future[bytes]]:
+    store = HedgedStore(store=gates, after_s=options.pop("after_s", 0.0), **options)  # type: ignore[arg-type]
+    future: Future[bytes] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(store.read("ab" * 32, 0, 1, deadline=soon()))
+        except StoreError as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return store, future
+
+
+def test_the_second_request_overtakes_the_first(gates: Gates) -> None:
+    gates.answers = [b"1", b"2"]
+    store, future = hedged(gates)
+    gates.gate(1).set()
+    assert future.result(20) == b"2"
+    assert store.budget.hedges == 1
+    store.close()
+
+
+def test_one_failure_of_two_does_not_count(gates: Gates) -> None:
+    gates.answers = [StoreError("short", "x", retryable=True), b"2"]
+    store, future = hedged(gates)
+    gates.gate(1)
+    gates.gate(0).set()
+    gates.gate(1).set()
+    assert future.result(20) == b"2"
+    store.close()
+
+
+def test_two_failures_are_an_error(gates: Gates) -> None:
+    gates.answers = [StoreError("short", "x", retryable=True)] * 2
+    store, future = hedged(gates)
+    gates.gate(1).set()
+    gates.gate(0).set()
+    assert isinstance(future.exception(20), StoreError)
+    store.close()
+
+
+def test_a_quick_answer_has_no_second(gates: Gates) -> None:
+    gates.answers = [b"1"]
+    store, future = hedged(gates, after_s=15.0)
+    gates.gate(0).set()
+    assert future.result(20) == b"1"
+    assert (store.budget.reads, store.budget.hedges, len(gates.asked)) == (1, 0, 1)
+    store.close()
+
+
+def test_second_requests_have_a_budget(gates: Gates) -> None:
+    gates.answers = [b"1"]
+    store, future = hedged(gates, budget=Budget(share=0.0, first=0))
+    gates.gate(0).set()
+    assert future.result(20) == b"1"
+    assert (store.budget.hedges, len(gates.asked)) == (0, 1)
+    store.close()
+    budget = Budget()
+    for _ in range(100):
+        budget.count_read()
+    assert sum(budget.take() for _ in range(100)) == 14
+
+
+def test_a_read_that_hangs_in_the_kernel_ends_at_its_deadline(gates: Gates) -> None:
+    gates.answers = [b"1", b"2"]
+    store = HedgedStore(store=gates, after_s=0.01)  # type: ignore[arg-type]
+    with pytest.raises(StoreError) as caught:
+        store.read("ab" * 32, 0, 1, deadline=time.monotonic() + 0.05)
+    assert caught.value.code == "deadline"
+    gates.close()
+    store.close()

@@ -14,6 +14,7 @@ from dsec_imagefs.stores import artifact
 from dsec_imagefs.stores.base import StoredObject, StoreError, escape_name, plain_hex, unescape_name
 from dsec_imagefs.stores.credentials import Login, authfile_logins, find_authfile, parse_authfile
 from dsec_imagefs.stores.directory import DirectoryStore
+from dsec_imagefs.stores.hedge import HedgedStore
 from dsec_imagefs.stores.http import HttpDoor, is_private_to_host
 from dsec_imagefs.stores.parse import parse_store
 from dsec_imagefs.stores.ranges import check_content_range, parse_retry_after, render_range, status_error
@@ -128,6 +129,11 @@ def test_a_slow_store_to_measure_with(tmp_path) -> None:
     store = parse_store(f"dir:{tmp_path}?latency_ms=2&bandwidth_mib_s=100")
     assert isinstance(store, SlowStore)
     assert (store.link.latency_s, store.link.bytes_per_s) == (0.002, 100 << 20)
+    hedged = parse_store(f"dir:{tmp_path}?hedge_ms=250&latency_ms=1")
+    assert isinstance(hedged, HedgedStore)
+    assert hedged.after_s == 0.25
+    assert isinstance(hedged.store, SlowStore)
+    hedged.close()
 
 
 @pytest.mark.parametrize(
