@@ -125,9 +125,7 @@ async def test_nodes_are_found_used_and_told_of(tmp_path, server, secrets, daemo
         found = await until(services)
         assert {row.meta["sandbox"] for row in found} == {info["id"] for info in made}
         assert {row.port for row in found} == {8080}
-        checks = json.loads(_get(server, "/v1/agent/checks"))
-        notes = [json.loads(checks[f"service:dsec-node-{daemon.node}"]["Output"]) for daemon in daemons]
-        assert sum(note["states"]["running"] for note in notes) == 4
+        await until(lambda: _digests_tell(server, daemons, 4))
 
         # one whose PID 1 hangs for a while
         init = _init(made[1]["id"])
@@ -181,6 +179,15 @@ async def _is_passing(consul, sandbox: str, passing: bool) -> bool:
 
 async def _none(consul, name):
     return (await consul.services(name))[1] == []
+
+
+async def _digests_tell(server, daemons, running: int) -> bool:
+    """Whether the notes of the nodes' checks count so many; a check that has just run out has another note."""
+    checks = json.loads(_get(server, "/v1/agent/checks"))
+    notes = [checks[f"service:dsec-node-{daemon.node}"] for daemon in daemons]
+    if any(note["Status"] != "passing" for note in notes):
+        return False
+    return sum(json.loads(note["Output"])["states"].get("running", 0) for note in notes) == running
 
 
 def _get(server, path: str) -> bytes:
