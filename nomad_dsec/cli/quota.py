@@ -16,7 +16,12 @@ from nomad_dsec.gateway.quotas import Quota
 if TYPE_CHECKING:
     import argparse
 
-_BOUNDS = (("sandboxes", int, "sandboxes at once"), ("cpus", float, "cores in all"), ("memory_mib", int, "MiB in all"))
+_BOUNDS = (
+    ("sandboxes", int, "sandboxes at once"),
+    ("cpus", float, "cores in all"),
+    ("memory_mib", int, "MiB of memory in all"),
+    ("disk_mib", int, "MiB of writable layers in all"),
+)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +56,7 @@ async def run_show(args: argparse.Namespace) -> int:
 
 
 async def run_set(args: argparse.Namespace) -> int:
-    """Replace all three bounds."""
+    """Replace all bounds."""
     given = {name: getattr(args, name) for name, _, _ in _BOUNDS if getattr(args, name) is not None}
     if bool(given) == args.unlimited:
         raise UsageError("no_bounds", "give at least one bound, or --unlimited alone", field="--sandboxes")

@@ -27,6 +27,7 @@ class WhoAmI(msgspec.Struct, kw_only=True, omit_defaults=True):
     sandboxes: int
     cpus: float
     memory_mib: int
+    disk_mib: int = 0
 
 
 class Ready(msgspec.Struct, kw_only=True, omit_defaults=True):

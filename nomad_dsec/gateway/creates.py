@@ -174,7 +174,7 @@ class Creates:
 
     async def _carry_out(self, flight: Flight, request: CreateRequest) -> bytes:
         engine, namespace, count = self._engine, flight.namespace, request.count
-        wanted = Usage(count, request.cpus * count, request.memory_mib * count)
+        wanted = Usage(count, request.cpus * count, request.memory_mib * count, request.disk_mib * count)
         await self._quotas.check(namespace, wanted)
         with self._quotas.hold(namespace, wanted):
             digest = await self._resolve(request.image)

@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS keys (
   label TEXT NOT NULL, created_at REAL NOT NULL, revoked_at REAL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS quotas (
-  namespace TEXT PRIMARY KEY, sandboxes INTEGER, cpus REAL, memory_mib INTEGER
+  namespace TEXT PRIMARY KEY, sandboxes INTEGER, cpus REAL, memory_mib INTEGER, disk_mib INTEGER
 ) STRICT;
 CREATE TABLE IF NOT EXISTS intents (
   sandbox TEXT PRIMARY KEY, node TEXT NOT NULL, at REAL NOT NULL
@@ -42,6 +42,7 @@ CREATE TABLE IF NOT EXISTS idempotent (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS nodes (node TEXT PRIMARY KEY, endpoint TEXT NOT NULL, seen_at REAL NOT NULL) STRICT;
 """
+_ADDED = (("quotas", "disk_mib", "INTEGER"),)
 
 Statement = tuple[str, Sequence[Any]]
 
@@ -145,12 +146,20 @@ def open_database(directory: Path) -> Database:
                 hint="run that version, or give another data directory",
             )
         connection.executescript(_SCHEMA)
+        _add_columns(connection)
         connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         connection.close()
         path.chmod(0o600)
     except sqlite3.Error as error:
         raise _failed(path, error) from error
     return Database(path)
+
+
+def _add_columns(connection: sqlite3.Connection) -> None:
+    """Those that came later, at the end and empty, so that an older gateway can still use the file."""
+    for table, column, kind in _ADDED:
+        if column not in {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
 
 
 def lock_directory(directory: Path) -> BinaryIO:

@@ -1,4 +1,4 @@
-"""Quotas of a namespace: sandboxes, cores, memory. What is being created counts before it exists."""
+"""Quotas of a namespace: sandboxes, cores, memory, disk. What is being created counts before it exists."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ RETRY_AFTER_S = 5.0
 
 
 class Quota(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Upper bounds; None is no bound. cpus in cores, memory in MiB."""
+    """Upper bounds; None is no bound. cpus in cores, memory and disk (writable layers) in MiB."""
 
     sandboxes: Annotated[int, Meta(ge=0)] | None = None
     cpus: Annotated[float, Meta(ge=0)] | None = None
     memory_mib: Annotated[int, Meta(ge=0)] | None = None
+    disk_mib: Annotated[int, Meta(ge=0)] | None = None
 
 
 UNLIMITED = Quota()
@@ -44,8 +45,10 @@ class Quotas:
 
     def reload(self) -> None:
         """Read all quotas."""
-        rows = self._db.read("SELECT namespace, sandboxes, cpus, memory_mib FROM quotas")
-        self._quotas = {row[0]: Quota(sandboxes=row[1], cpus=row[2], memory_mib=row[3]) for row in rows}
+        rows = self._db.read("SELECT namespace, sandboxes, cpus, memory_mib, disk_mib FROM quotas")
+        self._quotas = {
+            row[0]: Quota(sandboxes=row[1], cpus=row[2], memory_mib=row[3], disk_mib=row[4]) for row in rows
+        }
 
     def of(self, namespace: str) -> Quota:
         """The bounds of a namespace."""
@@ -54,14 +57,15 @@ class Quotas:
     def usage(self, namespace: str) -> Usage:
         """Live use and what is being created."""
         held = self._held.get(namespace, Usage())
-        return self._roster.usage(namespace).plus(held.sandboxes, held.cpus, held.memory_mib)
+        return self._roster.usage(namespace).plus(held.sandboxes, held.cpus, held.memory_mib, held.disk_mib)
 
     async def set(self, namespace: str, quota: Quota) -> None:
         """Replace the bounds; what runs already stays."""
         await self._db.write(
             (
-                "INSERT OR REPLACE INTO quotas (namespace, sandboxes, cpus, memory_mib) VALUES (?, ?, ?, ?)",
-                (namespace, quota.sandboxes, quota.cpus, quota.memory_mib),
+                "INSERT OR REPLACE INTO quotas (namespace, sandboxes, cpus, memory_mib, disk_mib) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (namespace, quota.sandboxes, quota.cpus, quota.memory_mib, quota.disk_mib),
             )
         )
         self._quotas[namespace] = quota
@@ -83,11 +87,11 @@ class Quotas:
     def hold(self, namespace: str, wanted: Usage) -> Iterator[None]:
         """Count `wanted` as used while the block runs. Call right after check, with no await between."""
         held = self._held.get(namespace, Usage())
-        self._held[namespace] = held.plus(wanted.sandboxes, wanted.cpus, wanted.memory_mib)
+        self._held[namespace] = held.plus(wanted.sandboxes, wanted.cpus, wanted.memory_mib, wanted.disk_mib)
         try:
             yield
         finally:
-            left = self._held[namespace].plus(-wanted.sandboxes, -wanted.cpus, -wanted.memory_mib)
+            left = self._held[namespace].plus(-wanted.sandboxes, -wanted.cpus, -wanted.memory_mib, -wanted.disk_mib)
             if left.sandboxes:
                 self._held[namespace] = left
             else:
@@ -100,6 +104,7 @@ def _over(quota: Quota, used: Usage, wanted: Usage) -> tuple[str, float, float, 
         ("sandboxes", quota.sandboxes, used.sandboxes, wanted.sandboxes),
         ("cpus", quota.cpus, used.cpus, wanted.cpus),
         ("memory_mib", quota.memory_mib, used.memory_mib, wanted.memory_mib),
+        ("disk_mib", quota.disk_mib, used.disk_mib, wanted.disk_mib),
     )
     over = [
         (name, limit, have, more)

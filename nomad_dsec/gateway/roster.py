@@ -26,10 +26,13 @@ class Usage:
     sandboxes: int = 0
     cpus: float = 0.0
     memory_mib: int = 0
+    disk_mib: int = 0
 
-    def plus(self, sandboxes: int, cpus: float, memory_mib: int) -> Usage:
+    def plus(self, sandboxes: int, cpus: float, memory_mib: int, disk_mib: int) -> Usage:
         """The sum, as a new value."""
-        return Usage(self.sandboxes + sandboxes, self.cpus + cpus, self.memory_mib + memory_mib)
+        return Usage(
+            self.sandboxes + sandboxes, self.cpus + cpus, self.memory_mib + memory_mib, self.disk_mib + disk_mib
+        )
 
 
 @dataclass(slots=True)
@@ -99,7 +102,7 @@ class Roster:
         if info.state not in _LIVE:
             return
         self._live[info.node] += sign
-        total = self.usage(info.namespace).plus(sign, sign * info.cpus, sign * info.memory_mib)
+        total = self.usage(info.namespace).plus(sign, sign * info.cpus, sign * info.memory_mib, sign * info.disk_mib)
         if total.sandboxes:
             self._usage[info.namespace] = total
         else:

@@ -186,6 +186,7 @@ class Routes:
                 sandboxes=used.sandboxes,
                 cpus=used.cpus,
                 memory_mib=used.memory_mib,
+                disk_mib=used.disk_mib,
             )
         )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import sqlite3
 
 import pytest
 from libdsec import wire
@@ -116,6 +117,20 @@ async def test_keys_and_quotas_outlive_the_gateway_and_secrets_are_not_in_its_fi
         assert key.rpartition("_")[2].encode() not in file.read_bytes()
 
 
+async def test_quotas_of_an_older_gateway_are_kept_and_get_the_bounds_that_came_later(tmp_path, node):
+    (tmp_path / "gw").mkdir()
+    old = sqlite3.connect(tmp_path / "gw/gateway.db")
+    old.execute("CREATE TABLE quotas (namespace TEXT PRIMARY KEY, sandboxes INTEGER, cpus REAL, memory_mib INTEGER)")
+    old.execute("INSERT INTO quotas VALUES ('team-a', 7, NULL, 100)")
+    old.commit()
+    old.close()
+    async with running_gateway(tmp_path / "gw", node) as gateway, calling(gateway) as admin:
+        path = "/v1/namespaces/team-a/quota"
+        assert await admin.ok("GET", path) == {"sandboxes": 7, "memory_mib": 100}
+        await admin.ok("PUT", path, {"disk_mib": 5})
+        assert await admin.ok("GET", path) == {"disk_mib": 5}
+
+
 async def test_quota_refusals_carry_the_numbers_and_pass_when_sandboxes_end(admin, gateway, node):
     async with calling(gateway, await tenant_key(admin, "team-a")) as tenant:
         await admin.ok("PUT", "/v1/namespaces/team-a/quota", {"sandboxes": 3, "cpus": 8, "memory_mib": 4096})
@@ -125,6 +140,11 @@ async def test_quota_refusals_carry_the_numbers_and_pass_when_sandboxes_end(admi
         assert over.details == {"resource": "sandboxes", "limit": 3, "used": 3, "wanted": 1, "namespace": "team-a"}
         never = await tenant.error("POST", "/v1/sandboxes", CREATE | {"cpus": 9})
         assert (never.kind, never.field) == ("denied", "cpus")
+        used = await tenant.ok("GET", "/v1/whoami")
+        await admin.ok("PUT", "/v1/namespaces/team-a/quota", {"sandboxes": 4, "disk_mib": used["disk_mib"] + 64})
+        full = await tenant.error("POST", "/v1/sandboxes", CREATE | {"disk_mib": 65})
+        assert (full.kind, full.field, full.details["limit"]) == ("capacity", "disk_mib", used["disk_mib"] + 64)
+        await admin.ok("PUT", "/v1/namespaces/team-a/quota", {"sandboxes": 3, "cpus": 8, "memory_mib": 4096})
         name = made[0]["id"]  # ends by itself: no call of ours tells the gateway
         node.sandboxes[name] = wire.SandboxInfo(**{**_fields(node.sandboxes[name]), "state": "exited"})
         deadline = asyncio.get_running_loop().time() + 5

@@ -170,6 +170,7 @@ class FakeNode:
             state="running",
             cpus=spec.cpus,
             memory_mib=spec.memory_mib,
+            disk_mib=spec.disk_mib,
             labels=spec.labels,
             created_at=time.time(),
         )
