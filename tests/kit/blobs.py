@@ -99,6 +99,10 @@ class Machine:
     def row(self, blob: Blob) -> dict:
         return next(row for row in self.client.stats()["blobs"] if row["digest"] == blob.digest)
 
+    def settle(self) -> None:
+        """Wait until what was fetched is kept too."""
+        wait_for(lambda: self.client.stats()["gauges"]["flights"] == 0)
+
     def kill_worker(self) -> int:
         """SIGKILL, and wait until another one answers; returns its pid."""
         pid = self.client.status()["worker_pid"]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from dsec_imagefs.blobd.block_map import SUSPECT, TRUSTED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dsec_imagefs.blobd.budget import Budget
     from dsec_imagefs.blobd.cached import CachedBlob
     from dsec_imagefs.blobd.dedup import BlockPlaces
@@ -31,30 +33,33 @@ class Filler:
         self._memory: OrderedDict[tuple[CachedBlob, int], bytes] = OrderedDict()
         self._full_until = 0.0
 
-    def obtain(self, blob: CachedBlob, number: int, deadline: float) -> bytes:
-        """The right bytes of a block.
+    def obtain(self, blob: CachedBlob, number: int, deadline: float, deliver: Callable[[bytes], None]) -> None:
+        """Give the right bytes of a block to `deliver`, then keep them.
 
         Raises:
             ImageError: whatever the store says, at the deadline at the latest if the store keeps to it.
         """
         data = self._local(blob, number)
         if data is not None:
-            return data
+            deliver(data)
+            return
         found = self._places.find(blob, number)
         if found is not None:
             data, place = found
+            deliver(data)
             if self._may_keep(len(data)) and self._places.reflink(place, blob, number):
                 self._counters.reflinked_blocks += 1
                 self._kept(blob, number)
-                return data
+                return
             self._counters.copied_blocks += 1
-        elif blob.index.is_zero(number):
-            data = bytes(blob.index.raw_length(number))
         else:
-            data = blob.source(number, deadline)
-            self._counters.fetched_bytes += len(data)
+            if blob.index.is_zero(number):
+                data = bytes(blob.index.raw_length(number))
+            else:
+                data = blob.source(number, deadline)
+                self._counters.fetched_bytes += len(data)
+            deliver(data)
         self._keep(blob, number, data)
-        return data
 
     def _local(self, blob: CachedBlob, number: int) -> bytes | None:
         state = blob.states[number]

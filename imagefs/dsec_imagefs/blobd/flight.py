@@ -36,7 +36,7 @@ class Waiter(Protocol):
 class Flight:
     """One block on its way."""
 
-    __slots__ = ("deadline", "key", "priority", "started", "waiters")
+    __slots__ = ("data", "deadline", "key", "priority", "started", "waiters")
 
     def __init__(self, key: Key, priority: int) -> None:
         self.key = key
@@ -44,20 +44,27 @@ class Flight:
         self.waiters: list[Waiter] = []
         self.started = False
         self.deadline = 0.0
+        self.data: bytes | None = None
 
 
 class Flights:
     """The pool.
 
     Args:
-        obtain: gets the right bytes of a block, and keeps them in the cache when it can.
+        obtain: gets the right bytes of a block, says so at once, then keeps them in the cache when it can: a block is
+            in flight until it is kept, so nobody fetches it twice, but nobody waits for the disk.
         threads: how many blocks are on their way at one time; half of them (at least one) at most for prefetch.
         limit: blocks that may be queued below demand; demand is bounded by the reads that wait.
         read_deadline_s: what a block nobody waits for may take.
     """
 
     def __init__(
-        self, obtain: Callable[[CachedBlob, int, float], bytes], *, threads: int, limit: int, read_deadline_s: float
+        self,
+        obtain: Callable[[CachedBlob, int, float, Callable[[bytes], None]], None],
+        *,
+        threads: int,
+        limit: int,
+        read_deadline_s: float,
     ) -> None:
         self._obtain = obtain
         self._limit = limit
@@ -94,15 +101,19 @@ class Flights:
         key = (blob, number)
         with self._changed:
             flight = self._flights.get(key)
-            if flight is None:
-                flight = self._flights[key] = Flight(key, DEMAND)
-            elif flight.started or flight.priority == DEMAND:
+            data = None if flight is None else flight.data
+            if data is None:
+                if flight is None:
+                    flight = self._flights[key] = Flight(key, DEMAND)
+                elif flight.started or flight.priority == DEMAND:
+                    flight.waiters.append(waiter)
+                    return
+                flight.priority = DEMAND
                 flight.waiters.append(waiter)
-                return
-            flight.priority = DEMAND
-            flight.waiters.append(waiter)
-            self._demand.append(flight)
-            self._changed.notify()
+                self._demand.append(flight)
+                self._changed.notify()
+        if data is not None:
+            waiter.got(number, data)
 
     def prefetch(self, blob: CachedBlob, numbers: list[int], priority: int) -> int:
         """Queue blocks that are not on their way; returns how many.
@@ -176,11 +187,18 @@ class Flights:
     def _fly(self, flight: Flight) -> None:
         blob, number = flight.key
         error: ImageError | None = None
-        data = b""
+
+        def deliver(data: bytes) -> None:
+            with self._changed:
+                flight.data = data
+                waiters, flight.waiters = flight.waiters, []
+            for waiter in waiters:
+                waiter.got(number, data)
+
         try:
             if flight.deadline <= time.monotonic():
                 raise ImageError("deadline", f"block {number} of {blob.digest} was not begun in time")
-            data = self._obtain(blob, number, flight.deadline)
+            self._obtain(blob, number, flight.deadline, deliver)
         except ImageError as err:
             error = err
         except Exception as err:  # noqa: BLE001  (a store's client may raise anything; the readers must hear of it)
@@ -191,11 +209,10 @@ class Flights:
         if error is not None:
             self.failures += 1
             self.last_error = str(error)
-        for waiter in flight.waiters:
-            if error is None:
-                waiter.got(number, data)
-            elif waiter not in late:
-                waiter.failed(number, error)
+        if error is not None:
+            for waiter in flight.waiters:
+                if waiter not in late:
+                    waiter.failed(number, error)
 
     def _end(self, flight: Flight, error: ImageError | None) -> list[Waiter]:
         """Take the flight off the list; who came after it began, and has more time than it had, flies once more."""

@@ -97,9 +97,11 @@ def test_equal_blocks_are_fetched_once(machine: Machine) -> None:
     one = machine.blob(8 * BLOCK, seed=1)
     other = machine.blob(0, data=one.data[4 * BLOCK :] + bytes(BLOCK) + one.data[:BLOCK])
     machine.attach(one).read_bytes()
+    machine.settle()
     path = machine.attach(other)
     machine.mode("down")
     assert path.read_bytes() == other.data
+    machine.settle()
     counters = machine.counters()
     assert counters["copied_blocks"] + counters["reflinked_blocks"] == 5
     assert counters["fetched_bytes"] == len(one.data)
@@ -118,9 +120,11 @@ def test_equal_blocks_share_disk_where_the_file_system_can(tmp_path: Path) -> No
         one = machine.blob(16 * BLOCK, seed=1)
         other = machine.blob(0, data=one.data[8 * BLOCK :] + one.data[: 8 * BLOCK])
         machine.attach(one).read_bytes()
+        machine.settle()
         path = machine.attach(other)
         machine.mode("down")
         assert path.read_bytes() == other.data
+        machine.settle()
         assert machine.counters()["reflinked_blocks"] == 16
     finally:
         machine.client.stop()

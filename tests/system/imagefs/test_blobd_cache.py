@@ -40,6 +40,7 @@ def test_cache_stays_within_its_bound_and_every_byte_is_right(tmp_path: Path) ->
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(read_some, range(4)))
+        machine.settle()
         stats = machine.client.stats()
         assert stats["counters"]["evicted_blocks"] > 20
         assert stats["gauges"]["cache_bytes"] <= limit
@@ -66,6 +67,7 @@ def test_unclean_end_costs_hashes_and_no_fetches(tmp_path: Path) -> None:
         blob = machine.blob(8 * BLOCK)
         path = machine.attach(blob)
         assert read_at(path, 0, 5 * BLOCK) == blob.data[: 5 * BLOCK]
+        machine.settle()
         machine.kill_both()  # nothing was noted in the map
         machine.mode("down")
         machine.start()
@@ -79,6 +81,7 @@ def test_what_was_damaged_before_an_unclean_end_is_fetched_again(tmp_path: Path)
         blob = machine.blob(8 * BLOCK)
         path = machine.attach(blob)
         assert path.read_bytes() == blob.data
+        machine.settle()
         machine.kill_both()
         with machine.local(blob).open("r+b") as file:
             file.seek(3 * BLOCK + 17)
@@ -93,6 +96,7 @@ def test_scrub_finds_a_flipped_bit(machine: Machine) -> None:
     blob = machine.blob(6 * BLOCK)
     path = machine.attach(blob)
     assert read_at(path, 0, 4 * BLOCK) == blob.data[: 4 * BLOCK]
+    machine.settle()
     assert machine.client.verify(blob.digest) == {"checked": 4, "bad": [], "dropped": 0}
     with machine.local(blob).open("r+b") as file:
         file.seek(2 * BLOCK + 99)
@@ -112,6 +116,7 @@ def test_full_disk_serves_from_memory(tmp_path: Path) -> None:
         path = machine.attach(blob)
         assert path.read_bytes() == blob.data
         assert path.read_bytes() == blob.data
+        machine.settle()
         counters = machine.counters()
         assert counters["disk_full"] >= 1
         assert counters["uncached_blocks"] >= 10

@@ -224,10 +224,10 @@ def test_one_fetch_for_all_who_wait_and_demand_before_prefetch(tmp_path: Path) -
     order: list[int] = []
     gate = threading.Semaphore(0)
 
-    def obtain(_: CachedBlob, number: int, deadline: float) -> bytes:
+    def obtain(_: CachedBlob, number: int, deadline: float, deliver) -> None:
         assert gate.acquire(timeout=20)
         order.append(number)
-        return b"%d" % number
+        deliver(b"%d" % number)
 
     flights = Flights(obtain, threads=1, limit=12, read_deadline_s=20)
     assert flights.prefetch(blob, [0, 1, 2, 3], 10) == 4
@@ -256,10 +256,10 @@ def test_a_failure_reaches_all_and_poisons_nothing(tmp_path: Path) -> None:
     _, blob = make_blob(tmp_path, 2)
     faults: list[Exception] = [ImageError("unavailable", "down"), RuntimeError("a client's bug")]
 
-    def obtain(_: CachedBlob, number: int, deadline: float) -> bytes:
+    def obtain(_: CachedBlob, number: int, deadline: float, deliver) -> None:
         if faults:
             raise faults.pop(0)
-        return b"right"
+        deliver(b"right")
 
     flights = Flights(obtain, threads=1, limit=4, read_deadline_s=20)
     flights.start()
@@ -274,27 +274,56 @@ def test_a_failure_reaches_all_and_poisons_nothing(tmp_path: Path) -> None:
     blob.close()
 
 
+def test_who_comes_while_a_block_is_being_kept_gets_it_at_once(tmp_path: Path) -> None:
+    _, blob = make_blob(tmp_path, 2)
+    delivered, kept = threading.Event(), threading.Event()
+
+    def obtain(_: CachedBlob, number: int, deadline: float, deliver) -> None:
+        deliver(b"data")
+        delivered.set()
+        assert kept.wait(20)
+
+    flights = Flights(obtain, threads=1, limit=4, read_deadline_s=20)
+    flights.start()
+    first, second = Waiter(), Waiter()
+    flights.demand(blob, 0, first)
+    assert delivered.wait(20)
+    flights.demand(blob, 0, second)
+    assert (first.wait(), second.wait()) == (b"data", b"data")
+    assert flights.waiting(blob, [0]) == 1, "it is in flight until it is kept"
+    kept.set()
+    flights.stop(timeout_s=20)
+    blob.close()
+
+
+def fill(filler: Filler, blob: CachedBlob, number: int) -> bytes:
+    found: list[bytes] = []
+    filler.obtain(blob, number, 0.0, found.append)
+    assert len(found) == 1
+    return found[0]
+
+
 def test_filling_looks_near_before_it_fetches(tmp_path: Path) -> None:
     data, blob = make_blob(tmp_path, 3)
     counters, budget = Counters(), Budget(100 * BLOCK, 0.5)
     filler = Filler(budget, BlockPlaces(), counters)
-    assert filler.obtain(blob, 0, 0.0) == part_of(data, 0)
+    assert fill(filler, blob, 0) == part_of(data, 0)
     assert counters.fetched_bytes == BLOCK
     (tmp_path / "other").mkdir()
     _, twin = make_blob(tmp_path / "other", 3)
     twin.source = lambda number, deadline: pytest.fail("fetched what is here")
-    assert filler.obtain(twin, 0, 0.0) == part_of(data, 0)
+    assert fill(filler, twin, 0) == part_of(data, 0)
     assert counters.copied_blocks + counters.reflinked_blocks == 1
     with blob.path.open("r+b") as file:  # the neighbour was damaged since: it is not believed
         file.write(bytes(100))
     twin.drop([0])
     twin.source = lambda number, deadline: part_of(data, number)
-    assert filler.obtain(twin, 0, 0.0) == part_of(data, 0)
+    assert fill(filler, twin, 0) == part_of(data, 0)
     assert counters.fetched_bytes == 2 * BLOCK
     small = Filler(Budget(0, 0.5), BlockPlaces(), counters)
-    assert small.obtain(twin, 1, 0.0) == part_of(data, 1)
+    assert fill(small, twin, 1) == part_of(data, 1)
     twin.source = lambda number, deadline: pytest.fail("fetched what is in memory")
-    assert small.obtain(twin, 1, 0.0) == part_of(data, 1)
+    assert fill(small, twin, 1) == part_of(data, 1)
     assert (counters.uncached_blocks, twin.states[1]) == (1, ABSENT)
     blob.close()
     twin.close()
