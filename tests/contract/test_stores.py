@@ -85,7 +85,7 @@ def test_what_is_put_can_be_read_anywhere(store: Store, tmp_path: Path, size: in
     assert steps[-1] == (size, size)
     assert store.size(digest, deadline=soon()) == size
     assert store.has("sha256:" + digest, deadline=soon(), size=size)
-    for offset, length in {(0, size), (0, 1), (size - 1, 1), (size // 3, size // 2 or 1)}:
+    for offset, length in {(0, size), (0, 0), (0, 1), (size - 1, 1), (size // 3, size // 2 or 1)}:
         assert store.read(digest, offset, length, deadline=soon()) == data[offset : offset + length]
     assert store.put(digest, tmp_path / "f", deadline=soon()) is False
 

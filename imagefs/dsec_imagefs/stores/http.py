@@ -38,6 +38,7 @@ MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _BLOCK_BYTES = 256 << 10
 _PIECE_BYTES = (1 << 20) + 1  # a block of the usual size, and the byte more that must not come, by one call
+_REST_BYTES = 16 << 10
 _PORTS = {"http": 80, "https": 443}
 _METADATA = ("fd00:ec2::/32", "100.100.100.200/32")  # of clouds, outside the link-local range
 _threads = threading.local()
@@ -172,9 +173,10 @@ class HttpDoor:
     def __post_init__(self) -> None:
         _hide_queries()
         trusted = self._manager({"http": _PlainPool, "https": _SecurePool})
-        strangers = self._manager({"http": _StrangerPlainPool, "https": _StrangerSecurePool})
-        if is_loopback_url(self.origin):
-            strangers = trusted  # a store on this machine may well redirect to another port of it
+        if is_loopback_url(self.origin) or isinstance(trusted, urllib3.ProxyManager):
+            strangers = trusted  # another port of this machine; or a proxy, whose address says nothing of the target's
+        else:
+            strangers = self._manager({"http": _StrangerPlainPool, "https": _StrangerSecurePool})
         object.__setattr__(self, "_own", trusted)
         object.__setattr__(self, "_strangers", strangers)
 
@@ -268,11 +270,12 @@ class HttpDoor:
                 method, url, headers=headers, body=body, timeout=timeout, preload_content=False, redirect=False,
                 decode_content=False,
             )  # fmt: skip
+        good = False
         try:
             yield Reply(status=raw.status, headers=raw.headers, url=url, raw=raw, what=what, deadline=deadline)
+            good = raw.connection is None or _read_rest(raw, method)
         finally:
-            # A body that was not read to its end (416 with a false length, 200 for 206) spoils the connection.
-            if raw.connection is not None:
+            if not good:
                 raw.close()
             raw.release_conn()
 
@@ -280,6 +283,21 @@ class HttpDoor:
         """Close all connections."""
         self._own.clear()
         self._strangers.clear()
+
+
+def _read_rest(raw: urllib3.BaseHTTPResponse, method: str) -> bool:
+    """Whether the connection can be used again: the rest of the body is short, and read.
+
+    Errors may come with a length that is not true (416 has the object's): their bodies are not waited for.
+    """
+    left = raw.length_remaining
+    if left is None or left > _REST_BYTES or (raw.status >= 400 and method != "HEAD"):
+        return False
+    try:
+        raw.read(left + 1, decode_content=False)
+    except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError):
+        return False
+    return True
 
 
 def same_origin(url: str, origin: str) -> bool:

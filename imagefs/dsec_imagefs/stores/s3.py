@@ -47,6 +47,8 @@ class S3Store:
     def read(self, digest: str, offset: int, length: int, *, deadline: float) -> bytes:
         """Exactly `length` bytes of an object."""
         name = plain_hex(digest)
+        if not length:
+            return b""  # no range can say so
         what, headers = f"{self.label}: object {name}", {"Range": render_range(offset, length)}
         with self._signed("get_object", f"objects/{name}", what, deadline, headers=headers) as reply:
             return read_range(reply, offset, length)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from dsec_imagefs.fetch import BlockFetcher
 from dsec_imagefs.layer.index import Index
-from dsec_imagefs.stores import upload
+from dsec_imagefs.stores import http, upload
 from dsec_imagefs.stores.base import StoreError
 from dsec_imagefs.stores.credentials import Login, no_login
 from dsec_imagefs.stores.parse import parse_store
@@ -161,6 +161,24 @@ def test_a_busy_store_is_left_alone_by_all_threads(server: LyingStore, store: Re
     assert len(server.seen()) == 1, "the second was not even sent"
     assert store.read(digest(), 0, 10, deadline=soon()) == DATA[:10]
     assert time.monotonic() - begun >= 1.0
+
+
+def test_one_connection_is_enough(server: LyingStore, store: RegistryStore, monkeypatch) -> None:
+    opened: list[object] = []
+    original = lie.Handler.setup
+    monkeypatch.setattr(lie.Handler, "setup", lambda handler: opened.append(handler) or original(handler))
+    server.faults.append(lie.redirect("/v2/some/repo/blobs/sha256:" + digest()))
+    for _ in range(3):
+        assert store.size(digest(), deadline=soon()) == len(DATA)
+        assert store.read(digest(), 0, 10, deadline=soon()) == DATA[:10]
+    assert len(opened) == 1
+
+
+def test_a_proxy_is_used_where_the_environment_names_one(monkeypatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:3128")
+    monkeypatch.setenv("no_proxy", "inside.example")
+    assert type(http.HttpDoor(origin="https://reg.example")._own).__name__ == "ProxyManager"
+    assert type(http.HttpDoor(origin="https://inside.example")._own).__name__ == "PoolManager"
 
 
 # --- tokens
