@@ -52,6 +52,12 @@ class NodeMetrics:
             "dsec_node_lanes_replaced", "Lanes given up since the start, since a call broke them", registry=registry
         )
         self.unhealthy = Gauge("dsec_node_unhealthy", "Unhealthy sandboxes that Consul is told of", registry=registry)
+        self.untold = Gauge(
+            "dsec_node_consul_untold",
+            "Unhealthy sandboxes, and those that asked to be services, beyond what Consul is told of",
+            ["what"],
+            registry=registry,
+        )
         self.in_consul = Gauge("dsec_node_in_consul", "1 while Consul's agent knows this node", registry=registry)
         # Those below must stay zero: each is a fault of ours.
         self.orphans = Counter("dsec_node_orphans_found_total", "Live things that no handle owned", registry=registry)

@@ -47,6 +47,8 @@ class Presence:
         self._transitions.want(unwell)
         self._services.want(self._offers(), unwell)
         node.metrics.unhealthy.set(len(unwell))
+        node.metrics.untold.labels("unhealthy").set(self._transitions.untold)
+        node.metrics.untold.labels("service").set(self._services.refused)
         if node.journal.broken:
             return False, f"the journal can't be written: {node.journal.broken}"
         return node.ready, self._watch.digest()

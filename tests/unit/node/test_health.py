@@ -127,6 +127,9 @@ async def test_what_is_told_with_each_heartbeat(machine):
             "dsec-sandbox-desktop": ("10.0.0.7", 5901),
             "dsec-sandbox-x": ("10.0.0.7", 0),
         }
+        await _make(parts, 4, labels={"consul_service": "one-too-many:1"})
+        presence.note()
+        assert b'dsec_node_consul_untold{what="service"} 1.0' in parts.node.metrics.render()
         parts.node.journal.broken = "disk full"
         assert presence.note() == (False, "the journal can't be written: disk full")
         await client.close()
