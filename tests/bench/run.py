@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SOURCE = "debootstrap:bookworm?include=python3,python3-pytest,gcc,g++,git,ca-certificates,procps"
-NAMES = ("create", "exec", "idle", "cycles", "fncall", "consul", "layers", "plugin")
-WITHOUT_IMAGE = {"consul", "layers"}
+NAMES = ("create", "exec", "idle", "cycles", "fncall", "consul", "layers", "plugin", "blobd")
+WITHOUT_IMAGE = {"consul", "layers", "blobd"}
 
 
 @dataclass(frozen=True)

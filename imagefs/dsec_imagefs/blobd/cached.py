@@ -136,14 +136,15 @@ class CachedBlob:
         short = self.index.block_bytes - self.index.raw_length(last) if self.states[last] != ABSENT else 0
         return (present << self.shift) - short
 
-    def store(self, number: int, data: bytes) -> bool:
-        """Keep a verified block. False when the disk is full or the block is just being evicted: not kept.
+    def store(self, number: int, data: bytes) -> int | None:
+        """Keep a verified block; returns by how many bytes there is more now.
 
-        One thread a block at a time: the flight's.
+        None when the disk is full or the block is just being evicted: not kept. One thread a block at a time: the
+        flight's.
         """
         with self._lock:
             if number in self._evicting:
-                return False
+                return None
         try:
             if not self.index.is_zero(number):
                 self.write(number, data)
@@ -151,9 +152,8 @@ class CachedBlob:
             if err.errno not in _FULL:
                 raise
             self._forget(number)
-            return False
-        self._note(number)
-        return True
+            return None
+        return self._note(number)
 
     def write(self, number: int, data: bytes) -> None:
         """Write the bytes of a block, no more."""
@@ -168,17 +168,19 @@ class CachedBlob:
         except SyscallError:  # it stays ABSENT, whatever part of it was written
             return
 
-    def _note(self, number: int) -> None:
+    def _note(self, number: int) -> int:
         with self._lock:
+            fresh = self.states[number] == ABSENT
             self.states[number] = TRUSTED
             self._unsynced.add(number)
+        return self.index.raw_length(number) if fresh else 0
 
-    def note_shared(self, number: int) -> bool:
-        """Take a block that was just reflinked into place, when its bytes are right."""
-        if not self.index.verify(number, self.read(number)):
-            return False
-        self._note(number)
-        return True
+    def note_shared(self, number: int) -> int | None:
+        """Take a block that was just reflinked into place, when its bytes are right; returns as `store`."""
+        with self._lock:
+            if number in self._evicting:
+                return None
+        return self._note(number) if self.index.verify(number, self.read(number)) else None
 
     def read(self, number: int) -> bytes:
         """A block's bytes as they lie on disk, of whatever state; short when the file was cut."""
@@ -212,7 +214,7 @@ class CachedBlob:
             raise ImageError("in_use", f"{self.digest} is complete", "evict it by name")
         with self._sync_lock:
             with self._lock:
-                victims = [number for number in numbers if self.states[number] != ABSENT]
+                victims = [number for number in sorted(set(numbers)) if self.states[number] != ABSENT]
                 self._turn_absent(victims)
                 self._evicting.update(victims)
             freed = 0

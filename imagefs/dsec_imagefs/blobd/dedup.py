@@ -56,10 +56,10 @@ class BlockPlaces:
                 del self._places[digest]
         return None
 
-    def reflink(self, source: Place, blob: CachedBlob, number: int) -> bool:
-        """Share the disk blocks and take them; False where that can't be."""
+    def reflink(self, source: Place, blob: CachedBlob, number: int) -> int | None:
+        """Share the disk blocks and take them; returns as `CachedBlob.store`, None where that can't be."""
         if not self.can_reflink:
-            return False
+            return None
         other, at = source
         length = blob.index.raw_length(number)
         request = _RANGE.pack(other.fd, at << other.shift, length, number << blob.shift)
@@ -68,5 +68,5 @@ class BlockPlaces:
         except OSError as err:
             if err.errno in _CANNOT:
                 self.can_reflink = False
-            return False  # a full disk, or a source that was just evicted: the bytes are at hand
+            return None  # a full disk, or a source that was just evicted: the bytes are at hand
         return blob.note_shared(number)

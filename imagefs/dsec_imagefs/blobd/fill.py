@@ -47,10 +47,12 @@ class Filler:
         if found is not None:
             data, place = found
             deliver(data)
-            if self._may_keep(len(data)) and self._places.reflink(place, blob, number):
-                self._counters.reflinked_blocks += 1
-                self._kept(blob, number)
-                return
+            if self._may_keep(len(data)):
+                more = self._places.reflink(place, blob, number)
+                if more is not None:
+                    self._counters.reflinked_blocks += 1
+                    self._kept(blob, number, more)
+                    return
             self._counters.copied_blocks += 1
         else:
             if blob.index.is_zero(number):
@@ -87,8 +89,9 @@ class Filler:
         """Keep it on disk, or for a while in memory; the reader has its bytes either way."""
         if self._may_keep(len(data)):
             try:
-                if blob.store(number, data):
-                    self._kept(blob, number)
+                more = blob.store(number, data)
+                if more is not None:
+                    self._kept(blob, number, more)
                     return
                 self._counters.disk_full += 1
             except OSError:
@@ -100,8 +103,9 @@ class Filler:
             while len(self._memory) > MEMORY_BLOCKS:
                 self._memory.popitem(last=False)
 
-    def _kept(self, blob: CachedBlob, number: int) -> None:
-        self._budget.add_block(blob, number)
+    def _kept(self, blob: CachedBlob, number: int, more: int) -> None:
+        if more:
+            self._budget.add_block(blob, number)
         self._places.note(blob, number)
 
     def forget_blob(self, blob: CachedBlob) -> None:

@@ -118,7 +118,8 @@ def test_a_blob_goes_from_empty_to_complete(tmp_path: Path) -> None:
     data, blob = make_blob(tmp_path, 5)
     assert (blob.complete, blob.present_bytes(), blob.map_path.exists()) == (False, 0, True)
     for number in range(4):
-        assert blob.store(number, part_of(data, number))
+        assert blob.store(number, part_of(data, number)) == BLOCK
+    assert blob.store(0, part_of(data, 0)) == 0, "counted once"
     assert (blob.sync(), blob.promote(), blob.present_bytes()) == (4, False, 4 * BLOCK)
     assert blob.store(4, part_of(data, 4))
     assert blob.promote()
@@ -172,7 +173,7 @@ def test_a_dropped_block_is_out_of_the_map_before_it_is_punched(tmp_path: Path) 
         blob.store(number, part_of(data, number))
     blob.sync()
     generation = blob.generation
-    assert blob.drop([1, 3]) == BLOCK
+    assert blob.drop([1, 3, 1]) == BLOCK
     assert blob.generation > generation
     assert blob.read(1) == bytes(BLOCK)
     key = MapKey(blob=bytes.fromhex(blob.digest), block_bytes=BLOCK, count=4)
