@@ -14,8 +14,11 @@
 #define OUTPUT_MAX (64u * 1024 * 1024)
 #define RLIMITS_MAX 16
 #define LIST_PIECE (32u * 1024)
+#define BUCKETS 256u
 
-struct exec *execs;
+struct exec *execs, *execs_live;
+static struct exec *by_id[BUCKETS];
+static unsigned known;
 struct slot *slots;
 struct budget log_budget;
 static bool slot_used[EXEC_LIVE_MAX];
@@ -41,20 +44,42 @@ void execs_init(uint64_t log_bytes)
 	ends_init();
 }
 
+/* FNV-1a. Who chooses ids that all fall into one bucket walks as far as there are execs, in a sandbox of its own. */
+static struct exec **bucket_of(const void *id, size_t size)
+{
+	uint32_t hash = 2166136261u;
+	for (size_t i = 0; i < size; i++)
+		hash = (hash ^ ((const uint8_t *)id)[i]) * 16777619u;
+	return &by_id[(hash ^ hash >> 16) % BUCKETS];
+}
+
 struct exec *exec_find(const uint8_t *id, size_t size)
 {
-	for (struct exec *e = execs; e; e = e->next)
+	for (struct exec *e = *bucket_of(id, size); e; e = e->next_same)
 		if (strlen(e->id) == size && memcmp(e->id, id, size) == 0)
 			return e;
 	return NULL;
 }
 
+void exec_not_live(struct exec *e)
+{
+	struct exec **at = &execs_live;
+	while (*at && *at != e)
+		at = &(*at)->next_live;
+	if (*at)
+		*at = e->next_live;
+}
+
 void exec_free(struct exec *e)
 {
-	struct exec **at = &execs;
+	struct exec **at = &execs, **same = bucket_of(e->id, strlen(e->id));
 	while (*at != e)
 		at = &(*at)->next;
 	*at = e->next;
+	while (*same != e)
+		same = &(*same)->next_same;
+	*same = e->next_same;
+	known--;
 	source_close(&e->in);
 	source_close(&e->out[0]);
 	source_close(&e->out[1]);
@@ -85,6 +110,8 @@ static bool forget_one(unsigned *live, unsigned *background)
 bool exec_make_room(void)
 {
 	unsigned live, background;
+	if (known < EXEC_KEEP)
+		return true;
 	while (forget_one(&live, &background)) /* several, when many background processes have ended at once */
 		;
 	return live < EXEC_LIVE_MAX && background < EXEC_BACKGROUND_MAX;
@@ -204,8 +231,14 @@ static struct exec *exec_new(struct span id, struct span payload)
 	uint64_t timeout_ms = field_int(payload, T_TIMEOUT_MS, 0);
 	e->deadline_us = timeout_ms && timeout_ms < UINT64_MAX / 4000 ? e->began_us + timeout_ms * 1000 : UINT64_MAX;
 	log_init(&e->log, &log_budget, field_int(payload, T_MAX_OUTPUT, 1024 * 1024));
+	struct exec **same = bucket_of(e->id, id.size);
+	e->next_same = *same;
+	*same = e;
+	e->next_live = execs_live;
+	execs_live = e;
 	e->next = execs;
 	execs = e;
+	known++;
 	return e;
 }
 

@@ -280,6 +280,7 @@ static void finish(struct exec *e)
 {
 	e->draining = false;
 	e->ended = true;
+	exec_not_live(e);
 	e->duration_us = e->duration_us ? e->duration_us : 1;
 	log_trim(&e->log);
 	if (e->in.fd >= 0)
@@ -345,8 +346,8 @@ void exec_reaped(struct exec *e, int status, const void *rusage)
 uint64_t execs_deadline(void)
 {
 	uint64_t next = UINT64_MAX;
-	for (struct exec *e = execs; e; e = e->next) {
-		uint64_t at = e->ended ? UINT64_MAX : e->draining ? e->drain_until_us : e->timed_out ? UINT64_MAX : e->deadline_us;
+	for (struct exec *e = execs_live; e; e = e->next_live) {
+		uint64_t at = e->draining ? e->drain_until_us : e->timed_out ? UINT64_MAX : e->deadline_us;
 		if (at < next)
 			next = at;
 	}
@@ -355,11 +356,11 @@ uint64_t execs_deadline(void)
 
 void execs_tick(void)
 {
+	struct exec *next;
 	if (execs_deadline() > now_us())
 		return;
-	for (struct exec *e = execs; e; e = e->next) {
-		if (e->ended)
-			continue;
+	for (struct exec *e = execs_live; e; e = next) {
+		next = e->next_live; /* an end takes it from the list */
 		if (e->draining && now_us() >= e->drain_until_us) {
 			finish(e);
 		} else if (!e->draining && !e->timed_out && now_us() >= e->deadline_us) {

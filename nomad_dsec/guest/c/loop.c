@@ -88,9 +88,9 @@ static void reap(void)
 		pid_t pid = wait4(-1, &status, WNOHANG, &usage);
 		if (pid <= 0)
 			return;
-		struct exec *e = execs;
+		struct exec *e = execs_live;
 		while (e && (e->reaped || e->pid != pid))
-			e = e->next;
+			e = e->next_live;
 		if (e)
 			exec_reaped(e, status, &usage);
 		else

@@ -105,7 +105,7 @@ struct exec {
 	bool hold, held[2]; /* a slow reader holds the program up; which of its outputs are not read now */
 	int host_signal, status, slot;
 	struct source in, out[2];
-	struct exec *next;
+	struct exec *next, *next_live, *next_same; /* of all, of those that have not ended, of those in its bucket of ids */
 	struct tree *tree;
 	struct log log;
 	struct buffer stdin_queue;
@@ -117,6 +117,7 @@ struct exec {
 	int start_errno;
 };
 extern struct exec *execs; /* newest first */
+extern struct exec *execs_live; /* those that have not ended, newest first: walked at each turn of the loop */
 extern struct budget log_budget;
 void exec_request(struct conn *c, uint32_t stream, struct span payload);
 void exec_attach(struct conn *c, uint32_t stream, struct span payload);
@@ -126,6 +127,7 @@ void exec_list(struct conn *c, uint32_t stream, struct span payload);
 void exec_forget(struct conn *c, uint32_t stream, struct span payload);
 struct exec *exec_find(const uint8_t *id, size_t size);
 void exec_free(struct exec *e);
+void exec_not_live(struct exec *e);
 void execs_init(uint64_t log_bytes);
 void exec_slot_free(struct exec *e);
 bool exec_make_room(void); /* for one more; forgets the oldest ended ones */
