@@ -25,6 +25,7 @@ class LyingStore:
     """`token`: what a request needs when set. `tokens`: what the realm hands out, one after another."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
+    manifests: dict[str, bytes] = field(default_factory=dict)
     faults: deque[Fault] = field(default_factory=deque)
     every: Fault | None = None
     token: str = ""
@@ -113,6 +114,9 @@ class Handler(BaseHTTPRequestHandler):
             return fault(self, data, int(first), int(last))
         if self.path.startswith("/elsewhere/"):
             return self.serve(lying.objects[urlsplit(self.path).path.split("/")[2]], int(first), int(last))
+        if "/manifests/" in self.path:
+            tag = self.path.rpartition("/")[2]
+            return self.reply(200, lying.manifests[tag]) if tag in lying.manifests else self.reply(404)
         if digest not in lying.objects:
             return self.reply(404, b"{}")
         return self.serve(data, int(first), int(last))
@@ -146,6 +150,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.lying.faults:
             return self.lying.faults.popleft()(self, b"", 0, 0)
         parts = urlsplit(self.path)
+        if "/manifests/" in parts.path:
+            self.lying.manifests[parts.path.rpartition("/")[2]] = self.body()
+            return self.reply(201)
         data = bytes(self.lying.uploads.get(parts.path.rpartition("/")[2], b"")) + self.body()
         digest = parse_qs(parts.query).get("digest", [""])[0].removeprefix("sha256:")
         if hashlib.sha256(data).hexdigest() != digest:
