@@ -104,6 +104,15 @@ class LazyBlobs:
             return False
         return user in self.server().status()["stale"]
 
+    def stop_idle(self) -> None:
+        """End the blob server if it runs and no mount stands on its files."""
+        client = BlobClient(self.store.root)
+        if not client.is_running():
+            return
+        with self.store.exclusive():
+            if not any(row.get("holds") for row in client.stats()["blobs"]):
+                client.stop()
+
     def forget(self, digest: str) -> bool:
         """Let the server give a blob up before its files are removed; False when it is held or open."""
         if not self._is_attached(digest):

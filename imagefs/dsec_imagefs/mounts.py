@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsec_imagefs.blobd import Settings
 from dsec_imagefs.durable import locked, write_durably
 from dsec_imagefs.erofs.reader import ErofsReader
 from dsec_imagefs.errors import ImageError, SyscallError
@@ -40,15 +41,24 @@ _FLAGS = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID
 class MountTable:
     """Mounted image roots below one directory. Synchronous; safe between threads and processes."""
 
-    def __init__(self, store: ImageStore, mount_dir: Path, *, force_loop: bool = False) -> None:
-        """Nothing is mounted yet. `force_loop` takes the way of old kernels, for tests and for broken drivers."""
+    def __init__(
+        self, store: ImageStore, mount_dir: Path, *, force_loop: bool = False, blobs: Settings | None = None
+    ) -> None:
+        """Nothing is mounted yet.
+
+        Args:
+            store: where the images are.
+            mount_dir: gets a directory for each mounted root.
+            force_loop: take the way of old kernels, for tests and for broken drivers.
+            blobs: settings of the blob server, if it is this table that starts it.
+        """
         mount_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._store = store
         self._dir = mount_dir.resolve()
         self._users = store.users.of_table(self._dir)
         self._lock = self._dir / ".lock"
         self._force_loop = force_loop
-        self._lazy = LazyBlobs(store)
+        self._lazy = LazyBlobs(store, blobs or Settings())
 
     def acquire(self, digest: str, user: str = "node") -> Path:
         """Note `user` (any short id) as a user of the image and return its mounted root.
@@ -118,9 +128,11 @@ class MountTable:
         return tuple(gone)
 
     def close(self) -> tuple[str, ...]:
-        """`unmount_unused`, and when nothing is left, give the directory's own private mount back too."""
+        """`unmount_unused`, and when nothing is left, also give the directory's mount and an idle blob server back."""
         gone = self.unmount_unused()
         with self._exclusive():
+            if not self._ours():
+                self._lazy.stop_idle()
             if not self._ours() and any(m.target == str(self._dir) for m in read_mounts()):
                 umount(self._dir, MNT_DETACH)  # our own lock file below keeps it busy
         return gone

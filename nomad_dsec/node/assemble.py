@@ -120,7 +120,9 @@ async def build_node(settings: dict[str, Any], room: TaskRoom) -> Node:
         except ImageError as error:
             raise to_dsec(error) from error
     backends = await build_backends(settings, node=node_id, data=data, images=store)
-    return make_node(settings, room, node_id=node_id, data=data, backends=backends, images=build_images(store, SYSTEM))
+    return make_node(
+        settings, room, node_id=node_id, data=data, backends=backends, images=build_images(settings, store, SYSTEM)
+    )
 
 
 def make_node(

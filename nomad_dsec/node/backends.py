@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsec_imagefs.blobd import Settings as BlobSettings
+from dsec_imagefs.errors import ImageError
 from dsec_imagefs.mounts import MountTable
+from dsec_imagefs.remote import Remote
+from dsec_imagefs.stores.parse import parse_store
 from libdsec.errors import UsageError
 
 from nomad_dsec import guest
@@ -13,6 +17,7 @@ from nomad_dsec.backends.container.backend import ContainerBackend
 from nomad_dsec.backends.container.host import ContainerConfig
 from nomad_dsec.backends.fake import FakeBackend
 from nomad_dsec.node.images import AnyImages, StoreImages
+from nomad_dsec.node.shared_images import PULL_TIMEOUT_S, SharedImages
 
 if TYPE_CHECKING:
     from dsec_imagefs.store import ImageStore
@@ -61,7 +66,8 @@ async def _container(settings: dict[str, Any], *, node: str, data: Path, store: 
         mount_roots=tuple(Path(root) for root in settings["mount_roots"]),
         resolvers=resolvers(Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace")),
     )
-    return await ContainerBackend.open(config, MountTable(store, data / "mounts"))
+    cache = BlobSettings(cache_bytes=settings["image_cache_gib"] << 30)
+    return await ContainerBackend.open(config, MountTable(store, data / "mounts", blobs=cache))
 
 
 def resolvers(resolv_conf: str) -> tuple[str, ...]:
@@ -76,6 +82,19 @@ def image_directory(settings: dict[str, Any], data: Path) -> Path:
     return Path(settings["images"]) if settings["images"] else data.parent / "images"
 
 
-def build_images(store: ImageStore | None, clock: Clock) -> Images:
-    """The store's images; without a store (the fake backend alone) any reference will do."""
-    return AnyImages() if store is None else StoreImages(store, clock)
+def build_images(settings: dict[str, Any], store: ImageStore | None, clock: Clock) -> Images:
+    """The store's images; without a store (the fake backend alone) any reference will do.
+
+    UsageError names a shared store that can't be one; whether it answers shows later.
+    """
+    if store is None:
+        return AnyImages()
+    url, authfile = settings["image_store"], settings["image_authfile"]
+    if not url:
+        return StoreImages(store, clock)
+    try:
+        parse_store(url, authfile=authfile).close()
+    except ImageError as error:
+        raise UsageError("bad_config", error.message, field="node.image_store", hint=error.hint) from error
+    remote = Remote(store=store, url=url, authfile=authfile, timeout_s=PULL_TIMEOUT_S)
+    return StoreImages(store, clock, SharedImages(remote, clock))

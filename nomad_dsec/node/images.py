@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dsec_imagefs.store import ImageStore
 
     from nomad_dsec.clock import Clock
+    from nomad_dsec.node.shared_images import SharedImages
 
 REMEMBER_S = 2.0
 REMEMBER_MAX = 4096
@@ -50,10 +51,11 @@ class Images(Protocol):
 
 
 class StoreImages:
-    """Images of a dsec_imagefs store on this machine."""
+    """Images of a dsec_imagefs store on this machine, and of a shared store when there is one."""
 
-    def __init__(self, store: ImageStore, clock: Clock) -> None:
+    def __init__(self, store: ImageStore, clock: Clock, shared: SharedImages | None = None) -> None:
         self._store = store
+        self._shared = shared
         self._clock = clock
         self._known: dict[str, tuple[float, ImageDefaults]] = {}
         self._listing: tuple[float, list[ImageInfo]] = (-REMEMBER_S, [])
@@ -66,7 +68,7 @@ class StoreImages:
         if known is not None and now - known[0] < REMEMBER_S:
             return known[1]
         try:
-            image = await asyncio.to_thread(self._store.resolve, key)
+            image = await self._find(key)
         except ImageError as error:
             self._known.pop(key, None)
             raise to_dsec(error) from error
@@ -76,15 +78,32 @@ class StoreImages:
         self._known[key] = (now, found)
         return found
 
+    async def _find(self, key: str) -> Image:
+        try:
+            return await asyncio.to_thread(self._store.resolve, key)
+        except ImageError as here:
+            if here.code != "not_found" or self._shared is None:
+                raise
+            try:
+                return await self._shared.pull(key)
+            except ImageError as there:
+                if there.code in ("not_found", "bad_name"):
+                    raise here from there
+                raise
+
     async def ls(self) -> list[ImageInfo]:
-        """See Images."""
+        """See Images. What only the shared store has is listed too: a create that names it brings its metadata here."""
         now = self._clock.monotonic()
         if now - self._listing[0] >= REMEMBER_S:
             try:
                 images = await asyncio.to_thread(self._store.ls)
             except ImageError as error:
                 raise to_dsec(error) from error
-            self._listing = (now, [_info(image) for image in images])
+            found = {image.digest: image for image in images}
+            for image in await self._shared.ls() if self._shared is not None else ():
+                known = found.get(image.digest, image)
+                found[image.digest] = replace(known, names=tuple(sorted({*known.names, *image.names})))
+            self._listing = (now, [_info(image) for image in found.values()])
         return self._listing[1]
 
 
