@@ -77,6 +77,7 @@ class _BytesReader:
 
 EMPTY = BytesContent(b"")
 
+NO_CHUNKS = array("I")  # one for all: a layer may have a million files, and nobody writes to it
 HOLE = 0xFFFFFFFF
 """In a chunk map: no block, reads as zeros (``EROFS_NULL_ADDR``)."""
 
@@ -93,7 +94,7 @@ class StoredContent:
     size: int
     start: int = 0
     chunk_bits: int = 0
-    chunks: array[int] = field(default_factory=lambda: array("I"))
+    chunks: array[int] = field(default_factory=lambda: NO_CHUNKS)
 
     @property
     def extents(self) -> tuple[Extent, ...] | None:
@@ -135,6 +136,13 @@ class Node:
     def is_symlink(self) -> bool:
         """Whether it is a symbolic link."""
         return self.fmt == stat.S_IFLNK
+
+
+NO_CHILDREN: dict[bytes, Node] = {}
+"""For nodes that are no directories, where there are many: nobody writes to it."""
+
+NO_XATTRS: dict[bytes, bytes] = {}
+"""For nodes without attributes: a node's attributes are replaced, never changed in place."""
 
 
 def new_directory() -> Node:

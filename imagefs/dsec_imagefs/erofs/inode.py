@@ -13,7 +13,7 @@ from dsec_imagefs.erofs.chunks import ChunkPlan, plan_chunks
 from dsec_imagefs.erofs.directory import FILE_TYPES, cut_blocks
 from dsec_imagefs.erofs.ondisk import BLOCK, SLOT
 from dsec_imagefs.errors import ImageError, show_name
-from dsec_imagefs.tree import StoredContent
+from dsec_imagefs.tree import NO_CHUNKS, StoredContent
 
 if TYPE_CHECKING:
     from dsec_imagefs.tree import Node
@@ -36,7 +36,7 @@ class PlannedInode:
     u: int = 0
     tail: int = 0
     plan: ChunkPlan | None = None
-    chunks: array[int] = field(default_factory=lambda: array("I"))
+    chunks: array[int] = field(default_factory=lambda: NO_CHUNKS)
     at: int = 0
 
     @property

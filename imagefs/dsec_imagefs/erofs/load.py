@@ -17,7 +17,7 @@ from dsec_imagefs.erofs.device import Device, unpack_devices
 from dsec_imagefs.erofs.directory import unpack_block
 from dsec_imagefs.erofs.ondisk import BLOCK, BLOCK_BITS, INODE_EXTENDED, SLOT, blocks_of
 from dsec_imagefs.errors import ImageError, show_name
-from dsec_imagefs.tree import HOLE, Content, Node, StoredContent
+from dsec_imagefs.tree import HOLE, NO_CHILDREN, NO_XATTRS, Content, Node, StoredContent
 
 _KNOWN_INCOMPAT = ondisk.EROFS_FEATURE_INCOMPAT_CHUNKED_FILE | ondisk.EROFS_FEATURE_INCOMPAT_DEVICE_TABLE
 _MAX_DEPTH = 4096 + 8
@@ -117,7 +117,8 @@ class _Loader:
         body_at = at + INODE_EXTENDED.size
         node = Node(
             fmt=stat.S_IFMT(mode), mode=mode & 0o7777, uid=uid, gid=gid,
-            mtime_s=mtime - (1 << 64) if mtime >> 63 else mtime, mtime_ns=mtime_ns,
+            mtime_s=mtime - (1 << 64) if mtime >> 63 else mtime, mtime_ns=mtime_ns, xattrs=NO_XATTRS,
+            children={} if stat.S_ISDIR(mode) else NO_CHILDREN,
         )  # fmt: skip
         if icount:
             node.xattrs = self._xattrs(self._slice(body_at, xattr.body_size(icount)))

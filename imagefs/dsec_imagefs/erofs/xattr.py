@@ -74,14 +74,11 @@ def pack_body(xattrs: Mapping[bytes, bytes], shared: Shared | None = None) -> by
     """
     if not xattrs:
         return b""
-    ids: list[int] = []
-    inline = bytearray()
-    for pair in sorted(xattrs.items()):
-        at = shared.get(pair) if shared else None
-        if at is not None and len(ids) < MAX_SHARED:
-            ids.append(at)
-        else:
-            inline += pack_entry(*pair)
+    apart = sorted(pair for pair in xattrs.items() if shared and pair in shared)
+    if len(apart) > MAX_SHARED:  # the longest gain most
+        apart = sorted(sorted(apart, key=lambda pair: -len(pair[0]) - len(pair[1]))[:MAX_SHARED])
+    ids = [shared[pair] for pair in apart] if shared else []
+    inline = b"".join(pack_entry(*pair) for pair in sorted(xattrs.items() - set(apart)))
     body = XATTR_IBODY.pack(0, len(ids), bytes(7)) + struct.pack(f"<{len(ids)}I", *ids) + inline
     if len(body) > MAX_BODY:
         raise ValueError(f"all together take {len(body)} bytes and EROFS holds {MAX_BODY}")

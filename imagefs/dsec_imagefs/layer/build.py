@@ -45,6 +45,8 @@ def build_layer(
     The files: blob (none when it is empty), wire blob (when it is encoded), index, metadata, manifest. A file that is
     already there is left as it is. Equal sources give equal bytes. What can't be a layer leaves no file.
 
+    Memory: 30 MiB and 1.2 KB an entry; file data passes through three buffers of 4 MiB.
+
     Args:
         source: an uncompressed layer tar (it must stay open meanwhile), or the root of a tree, every entry explicit.
         out_dir: an existing directory, on a file system with O_TMPFILE.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.layer import marks
-from dsec_imagefs.tree import Node, new_directory
+from dsec_imagefs.tree import NO_CHILDREN, Node, new_directory
 
 if TYPE_CHECKING:
     from dsec_imagefs.layer.entries import Entries, Entry, Folder, Mark
@@ -22,7 +22,10 @@ class Encoded:
 
 
 def encode_entries(layer: Entries) -> Encoded:
-    """Place every entry and mark; what has no place goes aside with its path. The layer's nodes are not changed."""
+    """Place every entry and mark; what has no place goes aside with its path.
+
+    The layer's nodes become the tree's: read the entries no more.
+    """
     work = _Encoder()
     for number, entry in enumerate(layer.entries, start=1):
         work.add_entry(entry, number)
@@ -39,7 +42,7 @@ class _Encoder:
         self._aside: list[Node] = []
 
     def add_entry(self, entry: Entry, number: int) -> None:
-        node = _copy(entry.node) if entry.node is not None else _link(entry.link)
+        node = entry.node if entry.node is not None else _link(entry.link)
         self._done.numbers[id(node)] = number
         folder = None if entry.pooled else self._folder(entry.folder)
         if not entry.name:
@@ -70,7 +73,7 @@ class _Encoder:
             if folder is None or marks.OPAQUE in folder.xattrs:
                 self._put_aside(_whiteout(marks.OPAQUE, number), b"/".join(mark.folder))
             else:
-                folder.xattrs[marks.OPAQUE] = number
+                folder.xattrs = folder.xattrs | {marks.OPAQUE: number}
             return
         present = folder.children.get(mark.name) if folder is not None else None
         if folder is not None and present is None and (mark.folder or mark.name != marks.ASIDE):
@@ -78,7 +81,7 @@ class _Encoder:
         elif present is None or marks.WHITEOUT in present.xattrs or marks.REPLACES in present.xattrs:
             self._put_aside(_whiteout(marks.WHITEOUT, number), b"/".join((*mark.folder, mark.name)))
         else:
-            present.xattrs[marks.REPLACES] = number
+            present.xattrs = present.xattrs | {marks.REPLACES: number}
 
     def _folder(self, path: Folder) -> Node | None:
         """The directory of a path, made when it is missing; None when something else of this layer is in the way."""
@@ -118,15 +121,8 @@ def _implicit() -> Node:
 
 
 def _link(target: bytes) -> Node:
-    return Node(fmt=stat.S_IFREG, mode=0, xattrs={marks.LINK: target})
+    return Node(fmt=stat.S_IFREG, mode=0, xattrs={marks.LINK: target}, children=NO_CHILDREN)
 
 
 def _whiteout(mark: bytes, number: bytes) -> Node:
-    return Node(fmt=stat.S_IFCHR, mode=0, xattrs={mark: number})
-
-
-def _copy(node: Node) -> Node:
-    return Node(
-        fmt=node.fmt, mode=node.mode, uid=node.uid, gid=node.gid, mtime_s=node.mtime_s, mtime_ns=node.mtime_ns,
-        xattrs=dict(node.xattrs), device=node.device, target=node.target, content=node.content,
-    )  # fmt: skip
+    return Node(fmt=stat.S_IFCHR, mode=0, xattrs={mark: number}, children=NO_CHILDREN)

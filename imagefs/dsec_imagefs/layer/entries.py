@@ -12,7 +12,7 @@ from dsec_imagefs.errors import ImageError, show_name
 from dsec_imagefs.layer import marks
 from dsec_imagefs.tar import reader
 from dsec_imagefs.tar.reader import Member, read_members
-from dsec_imagefs.tree import EMPTY, Node, split_path
+from dsec_imagefs.tree import EMPTY, NO_CHILDREN, NO_XATTRS, Node, split_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,6 +153,7 @@ def _node(blob: Blob, member: Member, content_of: ContentOf, note: Callable[[str
     node = Node(
         fmt=_FORMATS[member.kind], mode=member.mode, uid=member.uid, gid=member.gid, mtime_s=member.mtime_s,
         mtime_ns=member.mtime_ns, xattrs=_kept_xattrs(member.name, member.xattrs, note),
+        children={} if member.kind == reader.DIR else NO_CHILDREN,
     )  # fmt: skip
     if member.kind == reader.SYM:
         node.target = member.link
@@ -164,6 +165,8 @@ def _node(blob: Blob, member: Member, content_of: ContentOf, note: Callable[[str
 
 
 def _kept_xattrs(name: bytes, xattrs: dict[bytes, bytes], note: Callable[[str], None]) -> dict[bytes, bytes]:
+    if not xattrs:
+        return NO_XATTRS
     lost = [key for key in xattrs if split_name(key) is None]
     ours = [key for key in xattrs if key.startswith(marks.PREFIX)]  # else a source could forge a layer's marks
     for keys, why in ((lost, "EROFS can't hold them"), (ours, "the name space is this store's own")):

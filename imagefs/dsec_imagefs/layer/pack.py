@@ -163,6 +163,7 @@ class BlobWriter:
         for jobs in self._busy:
             for job in jobs:
                 job.result()
+        self._buffers.clear()  # metadata is planned next, and needs the memory
         blob = Part(digest=self._hash.hexdigest(), size=self._flushed)
         index = Index.of(
             self._blocks, block_bytes=self._block_bytes, blob_size=blob.size, encoding=self._encoding

@@ -119,6 +119,16 @@ def test_300_layers_mount_over_devices_and_flat(tmp_path):
             assert (target / f"n{n:03d}").read_bytes() == b"%d" % n * 3000
 
 
+def test_the_kernel_finds_300_shared_attributes_of_many_files(tmp_path):
+    records = [(b"SCHILY.xattr.user.%03d" % n, b"value %d" % n) for n in range(300)]
+    tar = b"".join(t.pax([*records, (b"SCHILY.xattr.trusted.own", b"%d" % n)]) + t.file(b"f%d" % n) for n in range(5))
+    meta, facts, _ = stacked([tar], tmp_path)
+    with attached(tmp_path / "mnt", meta) as target:
+        assert directory_facts(str(target)) == facts
+        assert os.getxattr(target / "f3", "user.299") == b"value 299"
+        assert len(os.listxattr(target / "f3")) == 301
+
+
 def test_a_layer_mounts_alone_over_its_blob(tmp_path):
     layer = build([BASE], tmp_path)[0]
     with attached(tmp_path / "mnt", tmp_path / layer.meta.digest, [str(tmp_path / layer.blob.digest)]) as target:

@@ -132,6 +132,15 @@ def test_64_kb_xattrs_and_the_highest_uid_are_kept():
         assert image_facts(fd) == node_facts(root)
 
 
+def test_equal_attributes_are_stored_once_and_as_many_as_there_are():
+    many = {b"user.%03d" % n: b"value %d" % n for n in range(300)}  # an inode can refer to 255 shared ones
+    big = {b"user.big": b"v" * 60_000}
+    root = tree_of(**{f"n{n}": file(xattrs=many | big) for n in range(8)}, alone=file(xattrs={b"user.one": b"1"}))
+    with memory_file() as fd:
+        assert write_tree(root, fd).size_bytes < 200_000
+        assert image_facts(fd) == node_facts(root)
+
+
 def test_acl_names_stand_for_themselves():
     assert xattr.split_name(b"system.posix_acl_access") == (2, b"")
     assert xattr.split_name(b"system.posix_acl_accessory") is None
