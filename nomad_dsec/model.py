@@ -13,11 +13,15 @@ HANDLE_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A directory or file of the host shown inside. Only the daemon asks for it, after it checked the source."""
+    """A directory or file of the host shown inside. Only the daemon asks for it, after it checked the source.
+
+    owners: "", or "task" or "host" where inside they are to be others than on the host (wire_tasks.HostMount).
+    """
 
     source: str
     target: str
     read_only: bool = True
+    owners: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,8 +102,8 @@ class UidRanges:
             self._free.append(taken.base)
 
 
-def open_userns(taken: UidRange) -> int:
-    """An fd of a fresh user namespace with this range mapped; the namespace has no process (user_namespaces(7)).
+def open_userns(id_map: str) -> int:
+    """An fd of a fresh user namespace with these lines of uid_map for both kinds of ids (user_namespaces(7)).
 
     A child makes it, is mapped by us and ends: the fd alone keeps the namespace. SyscallError says what failed.
     """
@@ -128,7 +128,7 @@ def open_userns(taken: UidRange) -> int:
             raise SyscallError(answer[0] if answer else errno.ECHILD, "unshare", "CLONE_NEWUSER")
         Path(f"/proc/{child}/setgroups").write_text("allow", encoding="ascii")
         for name in ("uid_map", "gid_map"):
-            Path(f"/proc/{child}/{name}").write_text(taken.uid_map, encoding="ascii")
+            Path(f"/proc/{child}/{name}").write_text(id_map, encoding="ascii")
         return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(ready_r)

@@ -107,7 +107,8 @@ def to_spec(row: Row, secrets: dict[str, str]) -> SandboxSpec:
         policy=row.policy,
         secrets=secrets,
         mounts=tuple(
-            Mount(source=mount.host_path, target=mount.task_path, read_only=mount.readonly) for mount in row.mounts
+            Mount(source=item.host_path, target=item.task_path, read_only=item.readonly, owners=item.owners)
+            for item in row.mounts
         ),
     )
 

@@ -375,7 +375,10 @@ def checked_mounts(mounts: list[HostMount], roots: tuple[str, ...]) -> tuple[Hos
                 field=f"mounts[{index}].host_path",
                 retry_after_s=1.0,
             )
-        found.append(HostMount(host_path=real, task_path=mount.task_path, readonly=mount.readonly))
+        if mount.owners == "host" and not mount.readonly:
+            where = f"mounts[{index}].owners"
+            raise UsageError("bad_mount", "ids of the host are for reading only", field=where, hint="use task")
+        found.append(msgspec.structs.replace(mount, host_path=real))
     container.check_mounts(
         tuple(
             container.HostMount(source=Path(mount.host_path), target=mount.task_path, read_only=mount.readonly)

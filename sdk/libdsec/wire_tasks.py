@@ -24,11 +24,17 @@ def task_key(task_id: str) -> str:
 
 
 class HostMount(_Wire, kw_only=True):
-    """A host directory shown inside; the host side must lie under one of the node's `mount_roots`."""
+    """A host directory shown inside; the host side must lie under one of the node's `mount_roots`.
+
+    owners: "" shows ids of the host, none of which exists inside. "task": what is nobody's on the host is root's
+    inside and what root writes is nobody's on the host, as a cluster's clients make a task's directories. "host", for
+    readonly ones: the same ids inside as on the host.
+    """
 
     host_path: Annotated[str, Meta(pattern="^/", max_length=4096)]
     task_path: Annotated[str, Meta(pattern="^/", max_length=4096)]
     readonly: bool = True
+    owners: Literal["", "task", "host"] = ""
 
 
 class TaskRequest(_Wire, kw_only=True):

@@ -93,7 +93,7 @@ def compose(
         secrets=spec.secrets,
         secrets_uid=secrets_uid,
         mounts=tuple(
-            HostMount(source=Path(mount.source), target=mount.target, read_only=mount.read_only)
-            for mount in spec.mounts
+            HostMount(source=Path(item.source), target=item.target, read_only=item.read_only, owners=item.owners)
+            for item in spec.mounts
         ),
     )

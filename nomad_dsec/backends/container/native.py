@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from libdsec.errors import DeadlineExceeded, PlatformError, UsageError
 
 from nomad_dsec.backends.container.launcher import Launched, Slot
+from nomad_dsec.backends.container.mount_owners import open_sources
 from nomad_dsec.backends.container.plan import (
     LAYER,
     LISTEN,
@@ -35,6 +36,7 @@ from nomad_dsec.linux.pidfd import send_signal
 from nomad_dsec.linux.syscalls import OPEN_TREE_CLONE, open_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from nomad_dsec.backends.container.spec import ContainerSpec
@@ -75,10 +77,11 @@ class NativeLauncher:
         spawner = await self._running()
         plan = self._plan(spec)
         with ExitStack() as opened:
+            sources = await _sources(spec, opened)
             memfd = make_memfd("dsec-plan", plan.packed, opened)
             status, status_child = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             opened.callback(os.close, status)
-            fds = _open_all(plan, spec, slot, listen_fd, opened)
+            fds = _open_all(plan, spec, slot, {LISTEN: listen_fd} | sources, opened)
             try:
                 launched = await spawner.request([memfd, status_child, *fds])
             finally:
@@ -118,13 +121,35 @@ class NativeLauncher:
             self._spawner = None
 
 
-def _open_all(plan: Plan, spec: ContainerSpec, slot: Slot, listen_fd: int, opened: ExitStack) -> list[int]:
+async def _sources(spec: ContainerSpec, opened: ExitStack) -> dict[str, int]:
+    """Mounts of the host, with owners as they are to be inside."""
+    if not spec.mounts:
+        return {}
+    wanted = [(str(mount.source), mount.owners) for mount in spec.mounts]
+    opening = asyncio.ensure_future(asyncio.to_thread(open_sources, wanted, spec.uid_base))
+    try:
+        fds = await asyncio.shield(opening)
+    except asyncio.CancelledError:  # the thread goes on, and what it opens has no other owner
+        opening.add_done_callback(_close_opened)
+        raise
+    for fd in fds:
+        opened.callback(os.close, fd)
+    return {mount_fd(index): fd for index, fd in enumerate(fds)}
+
+
+def _close_opened(opening: asyncio.Future[list[int]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        for fd in opening.result():
+            os.close(fd)
+
+
+def _open_all(plan: Plan, spec: ContainerSpec, slot: Slot, given: Mapping[str, int], opened: ExitStack) -> list[int]:
     """The descriptors that the plan names, in its order; those opened here are closed by `opened`."""
-    known = {LISTEN: listen_fd, UNIFIED: slot.cgroup_fd, NETNS: slot.net.fd}
+    known = {UNIFIED: slot.cgroup_fd, NETNS: slot.net.fd, **given}
     paths: dict[str, tuple[str, int]] = {
         procs_fd(name): (f"{path}/cgroup.procs", os.O_WRONLY) for name, path in slot.cgroup.paths.items()
     } | {OOM: (slot.cgroup.oom_file, os.O_RDONLY)}
-    trees = {ROOTFS: str(spec.rootfs)} | {mount_fd(i): str(mount.source) for i, mount in enumerate(spec.mounts)}
+    trees = {ROOTFS: str(spec.rootfs)}
     if isinstance(spec.upper, DirUpper):
         trees[LAYER] = str(spec.upper.path)
     fds: list[int] = []

@@ -170,7 +170,8 @@ def stage_request(spec: ContainerSpec) -> dict[str, Any]:
         "secrets": {name: base64.b64encode(text.encode()).decode("ascii") for name, text in spec.secrets.items()},
         "secrets_uid": spec.secrets_uid,
         "mounts": [
-            {"source": str(mount.source), "target": mount.target, "read_only": mount.read_only} for mount in spec.mounts
+            {"source": str(item.source), "target": item.target, "read_only": item.read_only, "owners": item.owners}
+            for item in spec.mounts
         ],
         "protected": list(spec.policy.protected_paths),
         "sysctls": [list(item) for item in spec.policy.sysctls],

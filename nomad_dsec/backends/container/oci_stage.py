@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from nomad_dsec.backends.container.mount_owners import open_sources
 from nomad_dsec.backends.container.oci_bundle import LISTEN_FD, PRESERVED
 from nomad_dsec.backends.container.oci_rootfs import STRICT, Rootfs
 from nomad_dsec.backends.container.plan import INIT_NICE
@@ -83,7 +84,7 @@ def stage(request: dict[str, Any], steps: Steps) -> int:
     """Prepare and start; the container's pid in our pid namespace."""
     owner = int(request["uid_base"])
     with steps.step("userns"):
-        userns = open_userns(UidRange(base=owner, size=int(request["uid_count"])))
+        userns = open_userns(UidRange(base=owner, size=int(request["uid_count"])).uid_map)
     # Opened here, since one of the hierarchies may be hidden from the runtime.
     request["join_fds"] = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in request["join"]]
     with steps.step("namespaces"):
@@ -133,7 +134,8 @@ def _make_root(request: dict[str, Any], userns: int) -> None:
     # Sources are opened before /run is covered: they may lie below it.
     lower = clone_idmapped(request["rootfs"], userns)
     layers = open_tree(os.path.dirname(upper["upper"]), OPEN_TREE_CLONE) if "upper" in upper else -1
-    request["mount_fds"] = [open_tree(item["source"], OPEN_TREE_CLONE) for item in request["mounts"]]
+    mounts = [(item["source"], item["owners"]) for item in request["mounts"]]
+    request["mount_fds"] = open_sources(mounts, request["uid_base"])
     mount("dsec", _STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=256,mode=755")
     os.chdir(_STAGE)
     for name in ("lower", "up", "root", "state"):

@@ -64,11 +64,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMount:
-    """A directory or file of the host shown inside; source lies below one of the node's allowed roots."""
+    """A directory or file of the host shown inside; source lies below one of the node's allowed roots.
+
+    owners: whose its files are inside; see mount_owners.py.
+    """
 
     source: Path
     target: str
     read_only: bool = True
+    owners: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from libdsec.wire_fncall import Checker, FnLimits, FnRequest
 from libdsec.wire_tasks import CallTaskRequest, GrantRequest, HostMount, TaskRequest
@@ -114,7 +114,9 @@ def _task_dirs(task: Any) -> list[HostMount]:
     found = []
     for source, target in _TASK_DIRS:
         path = os.path.join(task.alloc_dir, source.format(task=task.name))
-        found.append(HostMount(host_path=path, task_path=target, readonly=target == "/secrets"))
+        secrets = target == "/secrets"  # files of the host's root among them
+        owners: Literal["task", "host"] = "host" if secrets else "task"
+        found.append(HostMount(host_path=path, task_path=target, readonly=secrets, owners=owners))
     return found
 
 

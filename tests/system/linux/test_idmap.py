@@ -18,7 +18,7 @@ RANGE = UidRange(base=0x2000_0000)
 
 def test_the_namespace_outlives_its_maker_and_has_the_map() -> None:
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    fd = open_userns(RANGE)
+    fd = open_userns(RANGE.uid_map)
     try:
         shown = subprocess.run(
             ["nsenter", f"--user=/proc/self/fd/{fd}", "cat", "/proc/self/uid_map", "/proc/self/gid_map"],
@@ -41,7 +41,7 @@ def test_owners_are_shifted_in_the_clone_alone(tmp_path: Path) -> None:
     try:
         (source / "file").write_text("x")
         os.chown(source / "file", 1000, 1000)
-        userns = open_userns(RANGE)
+        userns = open_userns(RANGE.uid_map)
         try:
             clone = clone_idmapped(str(source), userns, read_only=True)
         finally:
@@ -62,7 +62,7 @@ def test_owners_are_shifted_in_the_clone_alone(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_mapped_is_an_error_with_names() -> None:
-    userns = open_userns(RANGE)
+    userns = open_userns(RANGE.uid_map)
     try:
         with pytest.raises(SyscallError) as refused:
             clone_idmapped("/proc", userns)
@@ -74,4 +74,4 @@ def test_what_cannot_be_mapped_is_an_error_with_names() -> None:
 
 def test_a_range_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(OSError):
-        open_userns(UidRange(base=0xFFFF_FFFF))
+        open_userns(UidRange(base=0xFFFF_FFFF).uid_map)

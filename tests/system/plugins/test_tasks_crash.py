@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -153,6 +154,51 @@ async def test_host_directories_below_the_allowed_roots_only(tmp_path):
             assert not Path(roots / "a/local/y").exists()
             for one in (info, readonly):
                 await client.destroy(one["key"])
+    finally:
+        daemon.remove()
+
+
+@needs(*CONTAINER_NEEDS)
+async def test_task_directories_belong_to_the_task(tmp_path):
+    """Made by a client: nobody's and open, with files of root's and of a user's. Two tasks of one allocation share."""
+    alloc, secret = tmp_path / "allocs/alloc", tmp_path / "allocs/t/secrets"
+    for directory in (alloc, secret):
+        directory.mkdir(parents=True)
+        os.chown(directory, 65534, 65534)
+        directory.chmod(0o777)
+    for name, uid, mode in (("of-root", 0, 0o600), ("of-user", 1000, 0o600), ("open", 0, 0o644)):
+        (secret / name).write_text(name)
+        (secret / name).chmod(mode)
+        os.chown(secret / name, uid, uid)
+    daemon = NodeDaemon(tmp_path, backend="container", flags=("--mount-roots", str(tmp_path / "allocs")))
+    daemon.start()
+    mounts = [
+        {"host_path": str(alloc), "task_path": "/alloc", "readonly": False, "owners": "task"},
+        {"host_path": str(secret), "task_path": "/secrets", "readonly": True, "owners": "host"},
+    ]
+    try:
+        async with task_client(daemon) as client:
+
+            async def run(script: str, **more: Any) -> int:
+                info = await client.start("sh", "-c", script, mounts=mounts, **more)
+                ended = await client.wait(info["key"])
+                await client.destroy(info["key"])
+                return ended["exit_code"]
+
+            assert await run("[ $(stat -c %u:%g /alloc) = 0:0 ] && umask 077 && echo one > /alloc/made") == 0
+            assert ((alloc / "made").stat().st_uid, (alloc / "made").stat().st_gid) == (65534, 65534)
+            assert await run("[ $(cat /alloc/made) = one ] && echo two > /alloc/made") == 0  # another range of ids
+            assert (alloc / "made").read_text() == "two\n"
+            assert await run("cat /secrets/of-root /secrets/of-user /secrets/open") == 0
+            assert await run("cat /secrets/of-user && ! cat /secrets/of-root", user="1000") == 0
+            assert await run("echo x > /secrets/new") != 0
+            assert await run("echo x > /alloc/users && chmod 4755 /alloc/users", user="1000") == 0
+            assert (alloc / "users").stat().st_uid >= 1_000_000  # no id that means something on the host
+            mounts[1] |= {"readonly": False}
+            task_id = client.new_id()
+            body = client.body(task_id, "true", mounts=mounts)
+            error = (await client.call("PUT", f"/v1/tasks/{task_key(task_id)}", body)).error
+            assert (error["code"], error["field"]) == ("bad_mount", "mounts[1].owners")
     finally:
         daemon.remove()
 
