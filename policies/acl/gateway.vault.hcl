@@ -10,3 +10,7 @@ path "secret/data/dsec/sandboxes/*" {
 path "auth/token/renew-self" {
   capabilities = ["update"]
 }
+
+path "auth/token/lookup-self" {
+  capabilities = ["read"]
+}

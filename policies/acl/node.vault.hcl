@@ -7,3 +7,7 @@ path "secret/data/dsec/registries/*" {
 path "auth/token/renew-self" {
   capabilities = ["update"]
 }
+
+path "auth/token/lookup-self" {
+  capabilities = ["read"]
+}
