@@ -88,6 +88,7 @@ class Remote:
                 pulled = pull_image(
                     there, ref, self.store.root / "objects",
                     deadline=time.monotonic() + self.timeout_s, progress=_report("pull", progress),
+                    remerge=ref.startswith("sha256:"),
                 )  # fmt: skip
                 manifest = replace(pulled.manifest, imported=datetime.now(UTC).isoformat(timespec="seconds"))
                 origin = Origin(store=self.url, authfile=self.authfile)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dsec_imagefs.layer.compose import compose_image
 from dsec_imagefs.layer.manifest import ImageManifest, Layer, Part
 from dsec_imagefs.stores.arrival import Arrival
 from dsec_imagefs.stores.base import MAX_DOCUMENT_BYTES, StoredObject, StoreError, plain_hex
@@ -134,14 +135,15 @@ def pull_image(
     *,
     deadline: float,
     metas: bool = True,
+    remerge: bool = False,
     parallel: int = PARALLEL,
     progress: Progress | None = None,
     backoff: Backoff | None = None,
 ) -> Pulled:
     """Bring an image's metadata here: manifests, block indexes, the merged image; everything checked by digest.
 
-    The image's digest covers its layers and configuration, not the merged image: who does not trust the store
-    merges the layers' metadata himself (`layer.merge.merge_layers`).
+    The image's digest covers its layers and configuration; the merged image, which follows from them, is only named by
+    the manifest. Who pinned a digest because he does not trust the store has it merged anew instead of fetched.
 
     Args:
         store: where from.
@@ -149,6 +151,7 @@ def pull_image(
         objects: the directory that gets a file ``<hex>`` for each object; what is there is not fetched again.
         deadline: instant of `time.monotonic()` for all of it.
         metas: fetch the layers' own metadata too, which composing new images needs.
+        remerge: merge the layers here and don't believe the store's merged image (implies `metas`).
         parallel: objects fetched at once.
         progress: ``progress(bytes done, bytes in all)``.
         backoff: how often and how patiently each request is tried.
@@ -176,9 +179,9 @@ def pull_image(
 
     unique = dict(zip(manifest.layers, each(layer_of, manifest.layers, parallel)))
     layers = tuple(unique[digest] for digest in manifest.layers)
-    parts = {manifest.merged.digest: manifest.merged}
+    parts = {} if remerge else {manifest.merged.digest: manifest.merged}
     for layer in layers:
-        parts |= {part.digest: part for part in ((layer.index, layer.meta) if metas else (layer.index,))}
+        parts |= {part.digest: part for part in ((layer.index, layer.meta) if metas or remerge else (layer.index,))}
     meter = Meter(sum(part.size for part in parts.values()), progress)
 
     def fetch(part: Part) -> None:
@@ -186,6 +189,9 @@ def pull_image(
         fetch_object(store, part, objects, deadline=deadline, backoff=backoff, report=report)
 
     each(fetch, list(parts.values()), parallel)
+    if remerge:
+        stack = [(layer, objects / layer.meta.digest) for layer in layers]
+        manifest = replace(manifest, merged=compose_image(stack, objects, config=manifest.config).merged)
     return Pulled(image=image, manifest=manifest, layers=layers)
 
 

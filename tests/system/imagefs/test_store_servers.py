@@ -14,6 +14,7 @@ import tarfile
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -227,6 +228,23 @@ def test_an_image_through_a_slow_line(built: Built, tmp_path: Path) -> None:
         needed = sum(layer.wire.size + layer.index.size + layer.meta.size for layer in pulled.layers)
         assert needed * 0.5 < traffic["sent_bytes"] < needed * 1.2 + 100_000, "zeros are not sent, nothing comes twice"
         store.close()
+
+
+def test_who_pins_a_digest_need_not_believe_the_merged_image(built: Built, tmp_path: Path) -> None:
+    """A store swaps the merged image for another; the digest does not show it, merging anew does."""
+    store = parse_store(f"dir:{tmp_path}/store")
+    built.push(store)
+    other = compose_image([(built.layers[0], built.objects / built.layers[0].meta.digest)], built.objects)
+    swapped = replace(built.manifest, merged=other.merged)
+    store.put(other.merged.digest, built.objects / other.merged.digest, deadline=soon())
+    store.put_image(swapped.digest, swapped.render(), [], deadline=soon())
+    for remerge, merged in ((False, other.merged), (True, built.manifest.merged)):
+        objects = tmp_path / f"pulled-{remerge}"
+        objects.mkdir()
+        pulled = pull_image(store, built.manifest.digest, objects, deadline=soon(), remerge=remerge)
+        assert pulled.image == built.manifest.digest
+        assert pulled.manifest.merged == merged
+        assert hashlib.sha256((objects / merged.digest).read_bytes()).hexdigest() == merged.digest
 
 
 # --- TLS
