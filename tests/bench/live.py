@@ -36,7 +36,7 @@ class Live:
         return found | {"sdk": time.process_time(), "inside": self._inside_s()}
 
     def _inside_s(self) -> float:
-        """Of all cgroups of the node; those that are gone count as long as their parent stands, cgroup-v2.rst cpu.stat."""
+        """Of all cgroups of the node, those that are gone too (cgroup-v2.rst, cpu.stat)."""
         node = json.loads((self.data / "node" / "node.json").read_text())["node"]
         for mounted in _UNIFIED:
             stat = Path(mounted) / f"dsec-{node}" / "cpu.stat"
