@@ -56,6 +56,7 @@ class FakeNode:
         self.calls: Counter[str] = Counter()
         self.refuse: DsecError | None = None
         self.create_s = 0.0
+        self.asked: list[wire.NodeCreateRequest] = []
         self.made = 0
         self._port = 0
         self._running: Running | None = None
@@ -141,6 +142,7 @@ class FakeNode:
 
     async def _create(self, request: web.Request) -> web.Response:
         asked = await read_json(request, wire.NodeCreateRequest)
+        self.asked.append(asked)
         if self.refuse is not None:
             raise self.refuse
         known = (one.digest for one in self.images if asked.digest == one.digest or asked.spec.image in one.names)
