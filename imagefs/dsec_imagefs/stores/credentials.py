@@ -36,7 +36,9 @@ class Login:
 
 
 Logins = Callable[[str], "Login | None"]
-"""Maps ``host[:port]/repository`` (or a bucket) to a login, or None for access without one; called from any thread."""
+"""Maps ``host[:port]/repository`` (for S3 ``host[:port]/bucket``) to a login; None for access without one.
+
+Called from any thread."""
 
 
 def no_login(_where: str) -> Login | None:

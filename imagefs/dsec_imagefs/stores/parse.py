@@ -50,7 +50,8 @@ def parse_store(
     Args:
         text: the URL; a URL with a password in it is refused.
         logins: where credentials come from; None means `authfile`, or what podman and botocore would use.
-        authfile: a containers-auth.json(5).
+        authfile: a containers-auth.json(5). For S3 its key is ``host/bucket`` (``s3.amazonaws.com/bucket``), user name
+            and password are the access key and the secret key, and an ``identitytoken`` is a session's.
         environ: where auth files are looked for; the process's own by default.
 
     Raises:
@@ -66,7 +67,7 @@ def parse_store(
     if kind == "dir":
         store: Store = _directory(rest)
     elif kind == "s3":
-        store = _s3(rest[2:], options, logins)
+        store = _s3(rest[2:], options, logins, authfile)
     else:
         if logins is None:
             found = Path(authfile) if authfile else find_authfile(os.environ if environ is None else environ)
@@ -88,7 +89,7 @@ def _directory(path: str) -> DirectoryStore:
     return DirectoryStore(root=Path(path))
 
 
-def _s3(rest: str, options: dict[str, str], logins: Logins | None) -> S3Store:
+def _s3(rest: str, options: dict[str, str], logins: Logins | None, authfile: str) -> S3Store:
     bucket, _, prefix = _without_user(rest).partition("/")
     prefix = prefix.strip("/")
     if not _BUCKET.fullmatch(bucket) or ".." in bucket:
@@ -103,7 +104,8 @@ def _s3(rest: str, options: dict[str, str], logins: Logins | None) -> S3Store:
         raise _bad(f"{region[:40]!r} is no region", "region=eu-central-1")
     client = S3Client(
         bucket=bucket, endpoint=endpoint, region=region, path_style=_flag(options, "path_style"),
-        anonymous=_flag(options, "anonymous"), ca_file=_ca(options), logins=logins,
+        anonymous=_flag(options, "anonymous"), ca_file=_ca(options),
+        logins=authfile_logins(Path(authfile)) if logins is None and authfile else logins, or_else=logins is None,
     )  # fmt: skip
     origin = endpoint or f"https://s3.{region or 'us-east-1'}.amazonaws.com"
     return S3Store(client=client, door=HttpDoor(origin=origin.rstrip("/"), ca_file=_ca(options)), prefix=prefix)

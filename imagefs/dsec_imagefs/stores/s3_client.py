@@ -14,6 +14,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from dsec_imagefs.stores.base import StoreError, remaining
 from dsec_imagefs.stores.ranges import status_error
@@ -40,7 +41,8 @@ class S3Client:
         path_style: the bucket in the path instead of the host name.
         anonymous: no signatures.
         ca_file: certificates to trust instead of the system's, or "".
-        logins: access keys, asked for at each signature; None for botocore's own ways.
+        logins: access keys for ``host/bucket``, asked for at each signature; None for botocore's own ways.
+        or_else: take botocore's own ways also where `logins` has none when the first request is made.
     """
 
     bucket: str
@@ -50,9 +52,15 @@ class S3Client:
     anonymous: bool = False
     ca_file: str = ""
     logins: Logins | None = None
+    or_else: bool = False
     _client: Any = None
     _urls: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def where(self) -> str:
+        """What logins are asked for: ``host[:port]/bucket``; AWS's host is ``s3.amazonaws.com`` in every region."""
+        return f"{urlsplit(self.endpoint).netloc or 's3.amazonaws.com'}/{self.bucket}"
 
     def url(self, operation: str, key: str, *, fresh: bool = False, **parameters: Any) -> str:
         """A signed URL for ``get_object``, ``head_object``, ``put_object``, ``delete_object`` or ``upload_part``."""
@@ -130,8 +138,9 @@ class S3Client:
         logging.getLogger("botocore").setLevel(logging.INFO)  # its debug lines hold session tokens and signatures
         session = botocore.session.Session()
         if self.logins is not None:
-            provider = _Provider(self.logins, self.bucket)
-            resolver = botocore.credentials.CredentialResolver(providers=[provider])
+            provider = _Provider(self.logins, self.where, self.or_else)
+            own = session.get_component("credential_provider").providers if self.or_else else []
+            resolver = botocore.credentials.CredentialResolver(providers=[provider, *own])
             session.register_component("credential_provider", resolver)
         config = botocore.config.Config(
             signature_version=botocore.UNSIGNED if self.anonymous else "s3v4",
@@ -167,22 +176,25 @@ class _Provider:
     """Our logins as one of botocore's ways to credentials."""
 
     logins: Logins
-    bucket: str
+    where: str
+    or_else: bool
     METHOD: str = "dsec"
     CANONICAL_NAME: str = "dsec"
 
     def load(self) -> Any:
         import botocore.credentials
 
-        logins, bucket = self.logins, self.bucket
+        logins, where = self.logins, self.where
+        if self.or_else and logins(where) is None:
+            return None
 
         class Live(botocore.credentials.Credentials):  # type: ignore[misc]  # botocore has no types
             """Asked at each signature, so that a secret may change."""
 
             def get_frozen_credentials(self) -> Any:
-                login = logins(bucket)
+                login = logins(where)
                 if login is None:
-                    raise StoreError("denied", f"s3://{bucket}: there is no login for it", "give one or anonymous=true")
+                    raise StoreError("denied", f"there is no login for {where}", "give one, or anonymous=true")
                 return botocore.credentials.ReadOnlyCredentials(login.user, login.password, login.token or None)
 
         return Live("", "", method="dsec")

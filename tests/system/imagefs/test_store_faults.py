@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import logging
 import signal
 import subprocess
@@ -65,6 +67,22 @@ def test_a_refused_signature_is_made_again_with_the_keys_of_now(server: LyingSto
     for secret in ("hunter2", "t0ken", "X-Amz-Signature"):
         assert secret not in shown
     store.close()
+
+
+@needs("moto")
+def test_keys_from_an_auth_file_go_before_the_environments(server: LyingStore, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVKEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "envsecret")
+    auth = tmp_path / "auth.json"
+    entry = {"auth": base64.b64encode(b"FILEKEY:filesecret").decode(), "identitytoken": "session"}
+    for place, key in ((f"{server.address}/images", "FILEKEY"), (f"{server.address}/other", "ENVKEY")):
+        auth.write_text(json.dumps({"auths": {place: entry}}))
+        url = f"s3://images/x?endpoint=http://{server.address}&path_style=true"
+        store = parse_store(url, authfile=str(auth))
+        assert store.read(DIGEST, 5, 10, deadline=soon()) == DATA[5:15]
+        assert f"X-Amz-Credential={key}" in server.requests[-1][1]
+        assert ("X-Amz-Security-Token=session" in server.requests[-1][1]) == (key == "FILEKEY")
+        store.close()
 
 
 @needs("moto")
