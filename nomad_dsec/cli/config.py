@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nomad_dsec import config
 from nomad_dsec.cli.output import add_json, print_json, print_table
+from nomad_dsec.cluster.secrets import is_reference
 
 if TYPE_CHECKING:
     import argparse
@@ -26,8 +27,7 @@ def run_show(args: argparse.Namespace) -> int:
     settings = config.load(file=args.config)
     rows = []
     for row in config.TABLE:
-        value = settings[row.key]
-        shown = "(set)" if row.secret and value else value
+        shown = _shown(row, settings[row.key])
         rows.append(
             {"key": row.key, "value": shown, "origin": settings.origins[row.key], "env": row.env, "help": row.help}
         )
@@ -39,6 +39,23 @@ def run_show(args: argparse.Namespace) -> int:
             ([row["key"], _text(row["value"]), row["origin"], row["env"]] for row in rows),
         )
     return 0
+
+
+def _shown(row: config.Setting, value: config.Value) -> config.Value:
+    """Without what is secret; where a secret is to be found may be seen."""
+    if row.secret and isinstance(value, str):
+        return _hidden(value)
+    if isinstance(value, list):  # http://host:port#token
+        parts = [item.partition("#") for item in value]
+        return [
+            f"{head}#{_hidden(token)}" if token and "://" in head else head + hash_ + token
+            for head, hash_, token in parts
+        ]
+    return value
+
+
+def _hidden(secret: str) -> str:
+    return secret if not secret or is_reference(secret) else "(set)"
 
 
 def _text(value: object) -> str:

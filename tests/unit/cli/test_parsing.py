@@ -170,6 +170,9 @@ def test_refusals_are_counted_for_people(capsys):
 def test_config_show_says_where_a_value_came_from(monkeypatch, capsys):
     monkeypatch.setenv("DSEC_GATEWAY_PORT", "9999")
     monkeypatch.setenv("DSEC_GATEWAY_ADMIN_KEY", "very secret")
+    monkeypatch.setenv("DSEC_NODE_TOKEN", "env:WHERE")
+    monkeypatch.setenv("DSEC_GATEWAY_NODES", "unix:/n.sock,http://h:1#very secret,http://h:2#vault:secret/n#t")
+    monkeypatch.setenv("DSEC_REGISTRY_LOGINS", "ghcr.io=vault:secret/r#login")
     assert cli.main(["config", "show", "--json"]) == 0
     text = capsys.readouterr().out
     rows = {row["key"]: row for row in json.loads(text)}
@@ -177,6 +180,10 @@ def test_config_show_says_where_a_value_came_from(monkeypatch, capsys):
     assert rows["gateway.port"]["origin"] == "DSEC_GATEWAY_PORT"
     assert rows["gateway.host"]["origin"] == "default"
     assert "very secret" not in text
+    assert rows["gateway.admin_key"]["value"] == "(set)"
+    assert rows["node.token"]["value"] == "env:WHERE"  # where it is, is none
+    assert rows["gateway.nodes"]["value"] == ["unix:/n.sock", "http://h:1#(set)", "http://h:2#vault:secret/n#t"]
+    assert rows["registry.logins"]["value"] == ["ghcr.io=vault:secret/r#login"]
 
 
 def test_without_a_gateway_the_error_says_what_to_do(monkeypatch, capsys, tmp_path):
