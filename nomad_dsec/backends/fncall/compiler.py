@@ -71,7 +71,7 @@ class Compiler:
                 tool_environment(program.language, image_env),
                 kind=kind,
                 namespace=namespace,
-                wait_s=limits.wall_s,
+                wait_s=limits.wall_s / 2,  # clients reckon with little more than their own limits
             )
             with ExitStack() as opened:
                 stdin_fd = -1
