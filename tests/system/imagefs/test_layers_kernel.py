@@ -265,3 +265,19 @@ def test_data_beyond_4_gib_and_files_of_more_are_read_right(tmp_path):
             assert os.pread(fd, 600, 6 * gib - 600) == bytes(600)
         finally:
             os.close(fd)
+
+
+@pytest.mark.parametrize("encoding", ["raw", "zstd"])
+def test_a_full_disk_is_named_and_nothing_stays(tmp_path, encoding):
+    small = tmp_path / "small"
+    small.mkdir()
+    mount_fs("tmpfs", small, "tmpfs", 0, "size=6m")
+    try:
+        with pytest.raises(ImageError, match="disk is full") as caught:
+            build([t.file(b"f", os.urandom(20 << 20))], small, encoding=encoding)
+        assert caught.value.code == "no_space"
+        assert list(small.iterdir()) == []
+        assert os.statvfs(small).f_bavail * 4096 > 5 << 20  # what was written is given back
+        assert build([t.file(b"f", b"1")], small, encoding=encoding)[0].blob.size == 4096
+    finally:
+        umount(small)
