@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -14,6 +16,7 @@ from dsec_imagefs.image import ImageConfig
 from dsec_imagefs.layer.index import Index
 from dsec_imagefs.layer.manifest import ImageManifest, Layer, Part, Wire
 from dsec_imagefs.stores import transfer
+from dsec_imagefs.stores.arrival import Arrival
 from dsec_imagefs.stores.base import StoreError
 from dsec_imagefs.stores.directory import MARKER, DirectoryStore
 from dsec_imagefs.stores.retry import Backoff
@@ -263,8 +266,6 @@ def test_an_empty_mount_point_is_no_store_without_the_object(tmp_path) -> None:
 
 
 def test_what_a_dead_pusher_left_is_swept_by_age(tmp_path) -> None:
-    import os
-
     store = DirectoryStore(root=tmp_path)
     store.put_trace("ab" * 32, b"x", deadline=soon())
     old, new = tmp_path / "tmp/old", tmp_path / "tmp/new"
@@ -307,3 +308,39 @@ def test_after_the_deadline_nothing_is_begun(tmp_path) -> None:
         store.put_trace("ab" * 32, b"x", deadline=time.monotonic() - 1)
     assert caught.value.code == "deadline"
     assert list(tmp_path.iterdir()) == []
+
+
+# --- a file on its way
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+def test_a_file_appears_whole_or_not_at_all(tmp_path, nameless: bool, monkeypatch) -> None:
+    if not nameless:
+        original = os.open
+
+        def without_tmpfile(path, flags, *rest, **more):
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, "no O_TMPFILE here")
+            return original(path, flags, *rest, **more)
+
+        monkeypatch.setattr(os, "open", without_tmpfile)
+    with Arrival(tmp_path / "good") as arrival:
+        arrival.write(b"abc")
+        arrival.write_at(b"X", 1)
+        assert not (tmp_path / "good").exists()
+        assert len(list(tmp_path.iterdir())) == (0 if nameless else 1)
+    assert (tmp_path / "good").read_bytes() == b"aXc"
+    with pytest.raises(ZeroDivisionError), Arrival(tmp_path / "bad") as arrival:
+        arrival.write(b"abc")
+        raise ZeroDivisionError
+    with Arrival(tmp_path / "good") as arrival:
+        arrival.write(b"aXc")  # another was first
+    assert [path.name for path in tmp_path.iterdir()] == ["good"]
+
+
+def test_a_collector_of_leftovers_can_not_take_what_arrives(tmp_path) -> None:
+    with Arrival(tmp_path / "good") as arrival:
+        arrival.write(b"abc")
+        for stray in tmp_path.glob(".*.tmp"):
+            stray.unlink()
+    assert (tmp_path / "good").read_bytes() == b"abc"
