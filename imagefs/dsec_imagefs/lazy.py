@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from dsec_imagefs.store import ImageStore
     from dsec_imagefs.tree import Progress
 
+# In a burst many blocks are fetched at once anyway: reading ahead of tasks that read 8 % of their images fetched a
+# quarter more than they read, and was no quicker (tests/bench/bench_images.py).
+IMAGE_SETTINGS = Settings(readahead_blocks=0)
 FETCH_TIMEOUT_S = 3600.0
 _POLL_S = 0.05
 
@@ -35,7 +38,7 @@ class LazyBlobs:
     """The data of one store's layers that lies elsewhere. Holds are named by the mount that stands on the data."""
 
     store: ImageStore
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings = IMAGE_SETTINGS
 
     def device(self, layer: Layer, user: str) -> Path:
         """A file that has all of a layer's data, at the latest when it is read.

@@ -16,12 +16,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsec_imagefs.blobd import Settings
 from dsec_imagefs.durable import locked, write_durably
 from dsec_imagefs.erofs.reader import ErofsReader
 from dsec_imagefs.errors import ImageError, SyscallError
 from dsec_imagefs.image import digest_hex
-from dsec_imagefs.lazy import LazyBlobs
+from dsec_imagefs.lazy import IMAGE_SETTINGS, LazyBlobs
 from dsec_imagefs.loop import loop_device
 from dsec_imagefs.mountapi import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY, mount_erofs
 from dsec_imagefs.mountinfo import Mount, backing_file, read_mounts
@@ -30,6 +29,7 @@ from dsec_imagefs.syscalls import MNT_DETACH, MS_BIND, MS_PRIVATE, mount_fs, umo
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from dsec_imagefs.blobd import Settings
     from dsec_imagefs.image import Image
     from dsec_imagefs.store import ImageStore
 
@@ -58,7 +58,7 @@ class MountTable:
         self._users = store.users.of_table(self._dir)
         self._lock = self._dir / ".lock"
         self._force_loop = force_loop
-        self._lazy = LazyBlobs(store, blobs or Settings())
+        self._lazy = LazyBlobs(store, blobs or IMAGE_SETTINGS)
 
     def acquire(self, digest: str, user: str = "node") -> Path:
         """Note `user` (any short id) as a user of the image and return its mounted root.

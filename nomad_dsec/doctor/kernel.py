@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from dsec_imagefs.lazy import fuse_problem
+
 from nomad_dsec.doctor.row import Check
 from nomad_dsec.linux import upper
 from nomad_dsec.linux.cgroup import detect_layout
@@ -136,6 +138,7 @@ def check_images() -> list[Check]:
     """How image roots are mounted."""
     version, loop = release(platform.release()), Path("/dev/loop-control").exists()
     known = is_filesystem_known("erofs")
+    fuse = fuse_problem()
     how = "from the file" if version >= FILE_BACKED_EROFS else "through a loop device" if loop else "not at all"
     return [
         Check(
@@ -151,6 +154,13 @@ def check_images() -> list[Check]:
             reason="in /proc/filesystems" if is_filesystem_known("overlay") else "not in /proc/filesystems",
             fix="" if is_filesystem_known("overlay") else "modprobe overlay",
             required=True,
+        ),
+        Check(
+            name="images on demand",
+            ok=not fuse,
+            reason=fuse or "/dev/fuse opens: data of pulled images is fetched when it is read",
+            fix="" if not fuse else "modprobe fuse; until then bring images here whole: dsec image pull --whole",
+            required=False,
         ),
     ]
 

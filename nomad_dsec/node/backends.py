@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsec_imagefs.blobd import Settings as BlobSettings
 from dsec_imagefs.errors import ImageError
+from dsec_imagefs.lazy import IMAGE_SETTINGS
 from dsec_imagefs.mounts import MountTable
 from dsec_imagefs.remote import Remote
 from dsec_imagefs.stores.parse import parse_store
@@ -66,7 +67,7 @@ async def _container(settings: dict[str, Any], *, node: str, data: Path, store: 
         mount_roots=tuple(Path(root) for root in settings["mount_roots"]),
         resolvers=resolvers(Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace")),
     )
-    cache = BlobSettings(cache_bytes=settings["image_cache_gib"] << 30)
+    cache = replace(IMAGE_SETTINGS, cache_bytes=settings["image_cache_gib"] << 30)
     return await ContainerBackend.open(config, MountTable(store, data / "mounts", blobs=cache))
 
 

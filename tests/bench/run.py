@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SOURCE = "debootstrap:bookworm?include=python3,python3-pytest,gcc,g++,git,ca-certificates,procps"
-NAMES = ("create", "exec", "idle", "cycles", "fncall", "consul", "layers", "plugin", "blobd")
+NAMES = ("create", "exec", "idle", "cycles", "fncall", "consul", "layers", "plugin", "blobd", "images")
 WITHOUT_IMAGE = {"consul", "layers", "blobd"}
 
 
