@@ -127,19 +127,22 @@ class Worker:
                 self.blocks.note(attached.blob, number)
 
     def run_clock(self) -> None:
-        """Expire reads, show life, make new blocks durable, turn whole blobs into complete files; until stopped."""
-        next_sync = time.monotonic() + self.settings.sync_s
+        """Expire reads and show life, until stopped. Syncs have a thread of their own: a disk may take its time."""
+        syncer = threading.Thread(target=self._sync_often, name="sync", daemon=True)
+        syncer.start()
         while not self.stopping.wait(_TICK_S):
-            now = time.monotonic()
-            self.reads.expire(now)
+            self.reads.expire(time.monotonic())
             self.inherited.shared.beat()
-            if now >= next_sync:
-                self.sync()
-                next_sync = time.monotonic() + self.settings.sync_s
         self.reads.stop()
         self.flights.stop(timeout_s=_FLUSH_TIMEOUT_S)
-        self.sync()
+        syncer.join(_FLUSH_TIMEOUT_S)
+        if not syncer.is_alive():
+            self.sync()
         self.sources.close()
+
+    def _sync_often(self) -> None:
+        while not self.stopping.wait(self.settings.sync_s):
+            self.sync()
 
     def sync(self) -> None:
         """Note what is durable, and promote what is whole while there is room for complete blobs."""
