@@ -13,10 +13,6 @@ from dsec_imagefs.blobd import BlobClient, BlobdError, BlobSpec, Settings, ensur
 from dsec_imagefs.blobd.settings import Places
 from dsec_imagefs.durable import sync_directory
 from dsec_imagefs.errors import ImageError
-from dsec_imagefs.fetch import BlockFetcher
-from dsec_imagefs.layer.index import Index
-from dsec_imagefs.stores.parse import parse_store
-from dsec_imagefs.stores.transfer import fetch_blob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -133,6 +129,12 @@ class LazyBlobs:
         self, layer: Layer, progress: Progress | None = None, *, timeout_s: float = FETCH_TIMEOUT_S
     ) -> None:
         """Bring all data here at once; idempotent. What the blob server has in part is completed by it."""
+        # Only here are stores needed in this process, and they bring an HTTP library along.
+        from dsec_imagefs.fetch import BlockFetcher
+        from dsec_imagefs.layer.index import Index
+        from dsec_imagefs.stores.parse import parse_store
+        from dsec_imagefs.stores.transfer import fetch_blob
+
         objects, blob = self.store.objects, layer.blob
         if not blob.size or objects.has_whole_blob(blob.digest, blob.size):
             return
