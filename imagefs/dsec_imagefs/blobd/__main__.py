@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from dsec_imagefs.blobd.source import OpenStore
 
+_LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.02
 OOM_SCORE_ADJ = -900  # the server dies last: with it every sandbox of its images would
 
 
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None, *, opener: OpenStore = open_store, p
     places = Places(root=args.root.resolve())
     places.make()
     lock_fd = adopted.lock_fd if adopted else os.open(places.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if not try_lock(lock_fd):
+    if not _take(lock_fd):
         sys.stderr.write(f"a blob server of {places.root} runs already\n")
         return 1
     if not adopted and not args.foreground and os.fork():
@@ -65,6 +67,15 @@ def main(argv: Sequence[str] | None = None, *, opener: OpenStore = open_store, p
         return 1
     supervisor.run(adopted=adopted is not None)
     return 0
+
+
+def _take(lock_fd: int) -> bool:
+    """Take the lock; who only looks whether a server runs has it for an instant."""
+    for _ in range(_LOCK_TRIES):
+        if try_lock(lock_fd):
+            return True
+        time.sleep(_LOCK_PAUSE_S)
+    return False
 
 
 def _settle() -> None:

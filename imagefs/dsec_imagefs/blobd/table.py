@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from dsec_imagefs.blobd.settings import Places
     from dsec_imagefs.blobd.source import Sources
 
+log = logging.getLogger("dsec.blobd")
 MAPPED_ALIGN = 2 << 20  # virtio-pmem maps guests' huge pages
 
 
@@ -73,8 +75,8 @@ class Table:
         for path in sorted(self._places.records.glob("*.json")):
             try:
                 attached = Attached(Record.parse(path.read_bytes()))
-            except ImageError:
-                path.unlink()  # torn records do not happen (write-rename); a foreign file is no blob
+            except ImageError as err:
+                log.warning("record=%s step=load: %s", path.name, err)
                 continue
             self._open(attached)
             self._show(attached)

@@ -94,14 +94,15 @@ class Verbs:
         self._worker.table.write(attached, Record(spec=record.spec, ours=record.ours, holds=holds))
 
     def _hold(self, message: dict[str, Any]) -> dict[str, Any]:
-        attached, user = self._attached(message), _user(message)
-        with self._worker.table.change:
-            self._take_hold(attached, user)
+        user = _user(message)
+        with self._worker.table.change:  # looked up under it: a record of what was just detached must not come back
+            self._take_hold(self._attached(message), user)
         return {}
 
     def _drop(self, message: dict[str, Any]) -> dict[str, Any]:
-        attached, user = self._attached(message), _user(message)
+        user = _user(message)
         with self._worker.table.change:
+            attached = self._attached(message)
             record = attached.record
             if user in record.holds:
                 holds = {name: at for name, at in record.holds.items() if name != user}

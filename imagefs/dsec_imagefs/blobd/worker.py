@@ -152,9 +152,11 @@ class Worker:
                 continue
             try:
                 blob.sync()
-                if blob.is_whole() and self.budget.may_pin(blob) and blob.promote():
-                    self.budget.pin(blob)
-                    self.counters.promoted_blobs += 1
+                if blob.is_whole() and self.budget.may_pin(blob):
+                    with self.table.change:  # against an eviction of what just became complete
+                        if blob.fd >= 0 and not blob.complete and blob.promote():
+                            self.budget.pin(blob)
+                            self.counters.promoted_blobs += 1
             except (ImageError, OSError) as err:
                 self.counters.sync_errors += 1
                 log.warning("blob=%s step=sync: %s", attached.digest, err)
