@@ -128,6 +128,30 @@ def test_a_store_that_fails_is_eio_in_time_and_no_more(tmp_path: Path, mode: str
 
 
 @needs("fuse-resend")
+def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
+    with blob_machine(tmp_path, Settings(heartbeat_s=1.5, sync_s=0.1)) as machine:
+        blob = machine.blob(4 * BLOCK)
+        path = machine.attach(blob)
+        pid = machine.client.status()["worker_pid"]
+        os.kill(pid, signal.SIGSTOP)
+        assert read_at(path, BLOCK, 100) == blob.data[BLOCK : BLOCK + 100]
+        assert machine.client.status()["worker_pid"] != pid
+
+
+def test_sigterm_ends_it_cleanly_and_what_was_fetched_is_there_again(machine: Machine) -> None:
+    blob = machine.blob(4 * BLOCK)
+    path = machine.attach(blob)
+    assert read_at(path, BLOCK, BLOCK) == blob.data[BLOCK : 2 * BLOCK]
+    os.kill(machine.client.status()["supervisor_pid"], signal.SIGTERM)
+    wait_for(lambda: not machine.client.is_running())
+    assert not os.path.ismount(path.parent)
+    machine.mode("down")
+    machine.start()
+    assert machine.row(blob)["suspect"] == 0, "all was noted"
+    assert read_at(path, BLOCK, BLOCK) == blob.data[BLOCK : 2 * BLOCK]
+
+
+@needs("fuse-resend")
 def test_soak_under_faults(tmp_path: Path) -> None:
     """Seconds of everything at once; each byte that is read is compared."""
     settings = Settings(cache_bytes=20 * BLOCK, sync_s=0.05, fetchers=4, read_deadline_s=20, pinned_share=0.3)
