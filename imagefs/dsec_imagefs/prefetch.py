@@ -17,6 +17,7 @@ from dsec_imagefs.image import digest_hex
 from dsec_imagefs.lazy import LazyBlobs
 from dsec_imagefs.stores.base import StoreError
 from dsec_imagefs.stores.parse import parse_store
+from dsec_imagefs.stores.patient import PatientStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +130,7 @@ class Prefetcher:
         if path.exists():
             return Trace.parse(path.read_bytes(), image.digest)
         for origin in {self._origin(layer) for layer in self._layers(image)}:
-            there = parse_store(origin.store, authfile=origin.authfile)
+            there = PatientStore(store=parse_store(origin.store, authfile=origin.authfile))
             try:
                 raw = there.get_trace(digest_hex(image.digest), deadline=time.monotonic() + _STORE_TIMEOUT_S)
             except StoreError as err:

@@ -13,6 +13,7 @@ from dsec_imagefs.lazy import LazyBlobs
 from dsec_imagefs.objects import Origin
 from dsec_imagefs.stores.base import StoreError
 from dsec_imagefs.stores.parse import parse_store
+from dsec_imagefs.stores.patient import PatientStore
 from dsec_imagefs.stores.transfer import pull_image, push_image
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Remote:
 
     def digest_of(self, name: str) -> str | None:
         """The digest a name has there, ``sha256:...``; None when it has none. Raises StoreError for the rest."""
-        there = parse_store(self.url, authfile=self.authfile)
+        there = PatientStore(store=parse_store(self.url, authfile=self.authfile))
         try:
             return f"sha256:{there.get_ref(normal_name(name, 'ref'), deadline=time.monotonic() + self.timeout_s)}"
         except StoreError as err:

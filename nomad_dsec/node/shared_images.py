@@ -10,6 +10,7 @@ from dsec_imagefs.errors import ImageError
 from dsec_imagefs.image import Image, image_of
 from dsec_imagefs.layer.manifest import ImageManifest
 from dsec_imagefs.stores.parse import parse_store
+from dsec_imagefs.stores.patient import PatientStore
 
 from nomad_dsec.log import get_log
 
@@ -72,7 +73,7 @@ class SharedImages:
 
     def _read(self) -> tuple[Image, ...]:
         deadline = time.monotonic() + LISTING_TIMEOUT_S
-        store = parse_store(self._remote.url, authfile=self._remote.authfile)
+        store = PatientStore(store=parse_store(self._remote.url, authfile=self._remote.authfile))
         try:
             names: dict[str, list[str]] = {}
             for name in store.refs(deadline=deadline)[:NAMES_MAX]:

@@ -19,6 +19,7 @@ from dsec_imagefs.stores import transfer
 from dsec_imagefs.stores.arrival import Arrival
 from dsec_imagefs.stores.base import StoreError
 from dsec_imagefs.stores.directory import MARKER, DirectoryStore
+from dsec_imagefs.stores.patient import PatientStore
 from dsec_imagefs.stores.retry import Backoff
 from dsec_imagefs.stores.transfer import fetch_object, image_objects, pull_image, push_image
 
@@ -189,6 +190,30 @@ def test_a_file_of_another_digest_is_not_pushed(local: Local, tmp_path) -> None:
 def test_layers_that_are_not_the_images(local: Local) -> None:
     with pytest.raises(StoreError, match="not the layers"):
         push_image(MemoryStore(), local.manifest, local.layers[:2], local.find, deadline=soon())
+
+
+def test_names_and_manifests_are_asked_for_again(local: Local) -> None:
+    inner = MemoryStore()
+    local.push(inner, names=("n:1",))
+    down = [2]
+
+    class Weak(MemoryStore):
+        def _get(self, rows, digest: str) -> bytes:
+            if down[0]:
+                down[0] -= 1
+                raise StoreError("unavailable", "down", retryable=True)
+            return super()._get(rows, digest)
+
+    store = PatientStore(store=Weak(images=inner.images, names=inner.names), backoff=QUICK)
+    assert store.get_image(local.manifest.digest, deadline=soon()) == local.manifest.render()
+    down[0] = 3
+    with pytest.raises(StoreError, match="down"):
+        store.get_image(local.manifest.digest, deadline=soon())
+    with pytest.raises(StoreError) as caught:
+        store.get_trace(local.manifest.digest, deadline=soon())
+    assert caught.value.code == "not_found"
+    assert store.refs(deadline=soon()) == ("n:1",)
+    assert store.get_ref("n:1", deadline=soon()) == local.manifest.digest
 
 
 # --- a store that lies
