@@ -7,11 +7,13 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.blobd.block_map import TRUSTED
 from dsec_imagefs.blobd.flight import READAHEAD
 from dsec_imagefs.blobd.fuse_wire import ANSWER_BYTES, MAX_READ_BYTES, OUT_HEADER, answer_error
+from dsec_imagefs.errors import ImageError
 
 if TYPE_CHECKING:
     from dsec_imagefs.blobd.cached import CachedBlob
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from dsec_imagefs.blobd.metrics import Counters
     from dsec_imagefs.blobd.settings import Settings
     from dsec_imagefs.blobd.table import Attached, Node
-    from dsec_imagefs.errors import ImageError
 
 _RUN = 3  # misses in a row that make a sequential reader
 _ZEROS = bytes(MAX_READ_BYTES)
@@ -88,6 +89,8 @@ class Reads:
                 self._counters.reads += 1
                 self._counters.read_bytes += data_length
                 send_answer(self._fd, [view[:end]])
+                if first <= attached.sequence.trigger <= last:
+                    self._fetch_ahead(attached, blob)
                 return
             self._counters.raced_reads += 1
         self._wait(attached, blob, PendingRead(self, blob, unique, offset, data_length, length - data_length))
@@ -108,22 +111,31 @@ class Reads:
         missing = read.numbers()
         for number in missing:
             self._flights.demand(blob, number, read)
-        self._read_ahead(attached, blob, missing[0], missing[-1])
+        self._missed(attached, blob, missing[0], missing[-1])
 
-    def _read_ahead(self, attached: Attached, blob: CachedBlob, first: int, last: int) -> None:
-        """After some misses in a row, fetch on; a window that doubles, so that little is fetched in vain."""
-        if attached.last_miss == last:
+    def _missed(self, attached: Attached, blob: CachedBlob, first: int, last: int) -> None:
+        """After some misses in a row, fetch ahead."""
+        seen = attached.sequence
+        if first == seen.last:
             return  # another read of the same block
-        attached.run = attached.run + 1 if attached.last_miss in (first, first - 1) else 0
-        attached.last_miss = last
-        if attached.run < _RUN or not self._settings.readahead_blocks:
-            return
-        window = min(self._settings.readahead_blocks, 1 << (attached.run - _RUN))
-        ahead = range(last + 1, min(last + 1 + window, blob.index.count))
-        wanted = [number for number in ahead if blob.states[number] != TRUSTED]
-        if wanted and self._flights.depth()[1] + len(wanted) < self._settings.prefetch_blocks:
-            self._flights.prefetch(blob, wanted, READAHEAD)
-            attached.last_miss = max(last, wanted[-1])
+        seen.run = seen.run + 1 if seen.last + 1 == first else 0
+        seen.last = last
+        if seen.trigger >= 0 and not seen.trigger <= first <= seen.ahead:
+            seen.trigger, seen.window = -1, 1  # somebody else reads, or the sequence ended
+        if first == seen.trigger or (seen.run >= _RUN and seen.trigger < 0):
+            seen.ahead = max(seen.ahead, last + 1) if seen.trigger >= 0 else last + 1
+            self._fetch_ahead(attached, blob)
+
+    def _fetch_ahead(self, attached: Attached, blob: CachedBlob) -> None:
+        """Queue the next window; reading its first block queues the one after. Windows double up to the setting."""
+        seen, settings = attached.sequence, self._settings
+        end = min(seen.ahead + min(seen.window, settings.readahead_blocks), blob.index.count)
+        wanted = [number for number in range(seen.ahead, end) if blob.states[number] != TRUSTED]
+        seen.trigger = seen.ahead if end > seen.ahead else -1
+        seen.ahead, seen.window = end, min(seen.window * 2, settings.readahead_blocks)
+        if wanted:
+            with suppress(ImageError):  # as much is queued as may be: then there is none ahead
+                self._flights.prefetch(blob, wanted, READAHEAD)
 
     def take(self, unique: int) -> bool:
         """Become the one who answers a waiting read."""

@@ -29,13 +29,33 @@ class Attached:
         self.blob: CachedBlob | None = None
         self.error: ImageError | None = None
         self.recorder: Recorder | None = None
-        self.last_miss = -2
-        self.run = 0
+        self.sequence = Sequence()
 
     @property
     def digest(self) -> str:
         """Of the blob, hex."""
         return self.record.spec.digest
+
+
+class Sequence:
+    """What is known of a blob's readers going through it in order (reads.py): hints, so no lock.
+
+    Attributes:
+        last: the block that was missed last.
+        run: how many were missed one after the other.
+        trigger: the block whose reading is the sign to fetch the next window; -1 is none.
+        ahead: the first block after what was fetched ahead.
+        window: blocks of the next window.
+    """
+
+    __slots__ = ("ahead", "last", "run", "trigger", "window")
+
+    def __init__(self) -> None:
+        self.last = -2
+        self.run = 0
+        self.trigger = -1
+        self.ahead = 0
+        self.window = 1
 
 
 class Node:

@@ -46,6 +46,21 @@ def test_every_byte_is_right_and_fetched_once(machine: Machine) -> None:
     assert read_at(path, len(blob.data), 10) == b""
 
 
+def test_a_sequence_is_fetched_ahead_and_scattered_reads_are_not(machine: Machine) -> None:
+    scattered, sequence = machine.blob(40 * BLOCK, seed=1), machine.blob(40 * BLOCK, seed=2)
+    path = machine.attach(scattered)
+    for number in (30, 2, 17, 8, 25, 12):
+        read_at(path, number * BLOCK, 100)
+    machine.settle()
+    assert machine.row(scattered)["present"] == 6
+    path = machine.attach(sequence)
+    for number in range(6):
+        assert read_at(path, number * BLOCK, 100) == sequence.data[number * BLOCK : number * BLOCK + 100]
+    machine.settle()
+    assert 7 <= machine.row(sequence)["present"] <= 6 + 2 * machine.settings.readahead_blocks
+    assert path.read_bytes() == sequence.data
+
+
 def test_mapped_file_is_padded_with_zeros(machine: Machine) -> None:
     blob = machine.blob(3 * BLOCK + 4096)
     machine.attach(blob)
