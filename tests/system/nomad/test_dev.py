@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from pathlib import Path
 
@@ -23,6 +24,15 @@ def get(url: str):
         return json.load(reply)
 
 
+def passing(consul: str, service: str, timeout_s: float = 30.0):
+    """Its instances; a daemon serves before it is registered, and is registered before its first heartbeat."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := get(f"{consul}/v1/health/service/{service}?passing")):
+        assert time.monotonic() < deadline, get(f"{consul}/v1/health/service/{service}")
+        time.sleep(0.1)
+    return found
+
+
 def test_one_command_to_a_cluster(tmp_path_factory):
     stack = DevStack(tmp_path_factory.mktemp("d"))
     stack.start("--nomad")
@@ -34,7 +44,7 @@ def test_one_command_to_a_cluster(tmp_path_factory):
         (pool,) = get(f"{nomad}/v1/job/dsec-pool/allocations")
         assert pool["ClientStatus"] == "running"
         for service in ("dsec-node", "dsec-gateway"):
-            (entry,) = get(f"{stack.state()['consul']}/v1/health/service/{service}?passing")
+            (entry,) = passing(stack.state()["consul"], service)
             assert "prometheus" in entry["Service"]["Tags"]
         # told of by Consul and by the settings, and one all the same
         (row,) = json.loads(stack.dsec("node", "ls", "--json").stdout)
