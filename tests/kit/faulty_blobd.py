@@ -1,10 +1,11 @@
 """A blob server whose directory store misbehaves as a file beside it says; a program that tests start.
 
-Modes, one word and its number: ok | slow SECONDS | hang SECONDS | down | wrong SHARE | short SHARE | flaky SHARE.
+Modes, one word and its number: ok | slow SECONDS | hang SECONDS | down | die | wrong SHARE | short SHARE | flaky SHARE.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import time
@@ -35,6 +36,8 @@ class FaultyStore:
         amount = float(number or 0)
         if word == "slow":
             time.sleep(amount)
+        elif word == "die":
+            os._exit(1)  # as a client's library that crashes would
         elif word == "hang":
             time.sleep(amount)  # past the deadline, as a hard NFS mount does
         elif word == "down" or (word == "flaky" and self.rng.random() < amount):

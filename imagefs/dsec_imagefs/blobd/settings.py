@@ -31,6 +31,7 @@ class Settings:
         passthrough: give complete blobs to the kernel where it can take them (Linux 6.9).
         resend: use FUSE_NOTIFY_RESEND where the kernel has it (6.9); False tests the way of older ones.
         heartbeat_s: a worker that shows no life for so long is killed and replaced.
+        quick_deaths: so many workers in a row that live less than 5 s, and the mount is given up: readers get EIO.
     """
 
     cache_bytes: int = 64 << 30
@@ -45,9 +46,10 @@ class Settings:
     passthrough: bool = True
     resend: bool = True
     heartbeat_s: float = 30.0
+    quick_deaths: int = 6
 
     def __post_init__(self) -> None:
-        for name in ("readers", "fetchers", "pending_reads", "prefetch_blocks"):
+        for name in ("readers", "fetchers", "pending_reads", "prefetch_blocks", "quick_deaths"):
             if not 1 <= getattr(self, name) <= 1 << 20:
                 raise ImageError("bad_source", f"{name} must be 1 to {1 << 20}", f"change {name}", name)
         if self.cache_bytes < 0 or self.readahead_blocks < 0:

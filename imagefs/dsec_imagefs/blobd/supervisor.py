@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dsec.blobd")
 _QUICK_S = 5.0  # a worker that lives shorter counts as a quick death
-_QUICK_DEATHS = 8  # so many in a row: every reader is told (EIO) and a new mount made
 _STOP_TIMEOUT_S = 10.0
 _CLEAN, _REPLACE, _FAILED = 0, 71, 72
 
@@ -154,6 +153,7 @@ class Supervisor:
             shared=self._shared,
             negotiated=self._negotiated,
             mount_id=self._mount_id,
+            supervisor_pid=supervisor,
         )
         worker = Worker(self._places, self._settings, inherited, self._opener)
         signal.signal(signal.SIGTERM, lambda *_: worker.stopping.set())
@@ -222,7 +222,7 @@ class Supervisor:
         self._quick_deaths = self._quick_deaths + 1 if lived_s < _QUICK_S else 0
         number = connection.connection_number(self._places.mount)
         lost = not self._negotiated.resend and connection.may_wait(number)
-        if lost or self._quick_deaths >= _QUICK_DEATHS:
+        if lost or self._quick_deaths >= self._settings.quick_deaths:
             # Before Linux 6.9 what a dead worker had taken is lost: its readers would wait for ever.
             log.error("connection=%d is given up: its readers get EIO; images on it must be mounted again", number)
             self._quick_deaths = 0
@@ -231,7 +231,7 @@ class Supervisor:
                 umount(self._places.mount, MNT_DETACH)
             self._mount()
         elif self._quick_deaths > 1:
-            time.sleep(min(2.0, 0.05 * 2**self._quick_deaths))
+            time.sleep(min(2.0, 0.02 * 2**self._quick_deaths))
 
     def _end(self) -> None:
         with suppress(SyscallError):

@@ -218,7 +218,7 @@ class Verbs:
         return {
             "mount": str(self._worker.places.mount),
             "mount_id": inherited.mount_id,
-            "supervisor_pid": os.getppid(),
+            "supervisor_pid": inherited.supervisor_pid,  # getppid would name a stranger once it is dead
             "worker_pid": os.getpid(),
             "worker_deaths": inherited.shared.deaths,
             "resend": inherited.negotiated.resend,

@@ -45,6 +45,7 @@ class Inherited:
     shared: SharedState
     negotiated: Negotiated
     mount_id: str
+    supervisor_pid: int
 
 
 def boot_id() -> str:

@@ -138,6 +138,21 @@ def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
         assert machine.client.status()["worker_pid"] != pid
 
 
+@needs("fuse-resend")
+def test_a_read_that_kills_each_worker_is_eio_in_the_end(machine: Machine) -> None:
+    blob = machine.blob(4 * BLOCK)
+    path = machine.attach(blob)
+    assert read_at(path, 0, 100) == blob.data[:100]
+    machine.client.hold(blob.digest, "image")
+    machine.mode("die")
+    waiting = read_in_thread(path, BLOCK, 100)
+    with pytest.raises(OSError):
+        waiting.result(timeout=40)
+    machine.mode("ok")
+    assert machine.client.status()["stale"] == {"image": [blob.digest]}
+    assert path.read_bytes() == blob.data
+
+
 def test_sigterm_ends_it_cleanly_and_what_was_fetched_is_there_again(machine: Machine) -> None:
     blob = machine.blob(4 * BLOCK)
     path = machine.attach(blob)
@@ -154,7 +169,9 @@ def test_sigterm_ends_it_cleanly_and_what_was_fetched_is_there_again(machine: Ma
 @needs("fuse-resend")
 def test_soak_under_faults(tmp_path: Path) -> None:
     """Seconds of everything at once; each byte that is read is compared."""
-    settings = Settings(cache_bytes=20 * BLOCK, sync_s=0.05, fetchers=4, read_deadline_s=20, pinned_share=0.3)
+    settings = Settings(
+        cache_bytes=20 * BLOCK, sync_s=0.05, fetchers=4, read_deadline_s=20, pinned_share=0.3, quick_deaths=1000
+    )
     with blob_machine(tmp_path, settings) as machine:
         blobs = [machine.blob(size * BLOCK + 4096, seed=size) for size in (4, 11, 17)]
         paths = [machine.attach(blob) for blob in blobs]
@@ -189,7 +206,8 @@ def test_soak_under_faults(tmp_path: Path) -> None:
                 chance = rng.random()
                 if chance < 0.5:
                     status = machine.client.status()
-                    os.kill(status["supervisor_pid" if chance < 0.15 else "worker_pid"], signal.SIGKILL)
+                    with suppress(ProcessLookupError):
+                        os.kill(status["supervisor_pid" if chance < 0.15 else "worker_pid"], signal.SIGKILL)
                     machine.other_than(status["worker_pid"])
                 elif chance < 0.7:
                     machine.client.evict(bytes_wanted=5 * BLOCK)
