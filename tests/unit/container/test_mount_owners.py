@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from nomad_dsec.backends.container.mount_owners import NOBODY, id_map
@@ -34,4 +36,4 @@ def test_the_kernel_takes_the_lines(owners):
     rows = [tuple(map(int, line.split())) for line in id_map(owners, BASE).splitlines()]
     for side in (0, 1):
         spans = sorted((row[side], row[side] + row[2]) for row in rows)
-        assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in pairwise(spans))
