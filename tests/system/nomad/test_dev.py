@@ -33,6 +33,14 @@ def passing(consul: str, service: str, timeout_s: float = 30.0):
     return found
 
 
+def settled_nodes(stack: DevStack, timeout_s: float = 30.0):
+    """The gateway's rows; an address that Consul has just told of is a row of its own until it has answered once."""
+    deadline = time.monotonic() + timeout_s
+    while len(rows := json.loads(stack.dsec("node", "ls", "--json").stdout)) != 1:
+        assert time.monotonic() < deadline, rows
+    return rows
+
+
 def test_one_command_to_a_cluster(tmp_path_factory):
     stack = DevStack(tmp_path_factory.mktemp("d"))
     stack.start("--nomad")
@@ -47,7 +55,7 @@ def test_one_command_to_a_cluster(tmp_path_factory):
             (entry,) = passing(stack.state()["consul"], service)
             assert "prometheus" in entry["Service"]["Tags"]
         # told of by Consul and by the settings, and one all the same
-        (row,) = json.loads(stack.dsec("node", "ls", "--json").stdout)
+        (row,) = settled_nodes(stack)
         assert row["capacity"]["memory_mib_total"] > 0  # all of it lent
         told = stack.dsec("doctor", "--json", "--nomad-address", nomad, "--consul-address", stack.state()["consul"])
         rows = {row["name"]: row for row in json.loads(told.stdout)}
