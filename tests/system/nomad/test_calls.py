@@ -37,7 +37,8 @@ def test_dispatches_are_calls(cluster):
         details = agent.terminated(child)
         assert (details["exit_code"], details["signal"]) == (str(n), "0"), agent.events(child)
         assert agent.wait_log(child, "got") == f"got word {n}\n"
-    assert any("Driver: dsec-fncall: accepted" in event for event in agent.events(children[0]))
+    # An event that comes after its task's end is dropped by the client, so not every one is there.
+    assert any("Driver: dsec-fncall: runtime_error" in event for child in children[1:] for event in agent.events(child))
     assert "runtime_error" in agent.wait_log(children[1], "dsec-fncall", "stderr")
     agent.purge(*children)
 
