@@ -97,6 +97,10 @@ class MountTable:
         image = self._store.resolve(digest)
         return self._users.of(digest_hex(image.rootfs))
 
+    def is_on_demand(self, digest: str) -> bool:
+        """Whether the mounted image stands on the blob server, whose death `acquire` would mend."""
+        return self._held_path(digest_hex(self._store.resolve(digest).rootfs)).exists()
+
     def retain_only(self, users: set[str]) -> int:
         """After a recovery: forget every user that is not among these; returns how many."""
         return self._users.retain_only(users)

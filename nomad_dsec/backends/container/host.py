@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from nomad_dsec.linux.cgroup_files import Limits
     from nomad_dsec.linux.upper import UpperKind
 
+STALE_AFTER_S: Final = 5.0  # how old the knowledge may be that an image read on demand can be read
 _LABEL: Final = "trusted.dsec.owner"
 _log = get_log("container.host")
 
@@ -66,18 +69,28 @@ class ImageRoots:
         self._table = table
         self._user = user
         self._paths: dict[str, Path] = {}
+        self._look_again: dict[str, float] = {}
         self._turn = asyncio.Lock()
 
     async def acquire(self, digest: str) -> Path:
         """The mounted root. CapacityError image_missing when this node has not got the image."""
         path = self._paths.get(digest)
-        if path is None:
+        if path is None or time.monotonic() > self._look_again.get(digest, math.inf):
             async with self._turn:
-                try:
-                    path = await asyncio.to_thread(self._table.acquire, digest, self._user)
-                except ImageError as error:
-                    raise _of_image(error) from error
-                self._paths[digest] = path
+                path = await self._acquire(digest)
+        return path
+
+    async def _acquire(self, digest: str) -> Path:
+        def acquire() -> tuple[Path, bool]:
+            return self._table.acquire(digest, self._user), self._table.is_on_demand(digest)
+
+        try:
+            path, on_demand = await asyncio.to_thread(acquire)
+        except ImageError as error:
+            raise _of_image(error) from error
+        self._paths[digest] = path
+        if on_demand:  # a blob server that died whole leaves a mount that answers EIO: new sandboxes get a good one
+            self._look_again[digest] = time.monotonic() + STALE_AFTER_S
         return path
 
     async def release_unused(self, used: set[str]) -> list[str]:
@@ -85,6 +98,7 @@ class ImageRoots:
         async with self._turn:
             for digest in [digest for digest in self._paths if digest not in used]:
                 del self._paths[digest]
+                self._look_again.pop(digest, None)
             await asyncio.to_thread(self._table.retain, self._user, used)
             return list(await asyncio.to_thread(self._table.unmount_unused))
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+
 import pytest
 from dsec_imagefs import ImageStore
 from dsec_imagefs.blobd import BlobClient
 from dsec_imagefs.remote import Remote
 
+from nomad_dsec.backends.container.host import STALE_AFTER_S
 from tests.kit.abilities import needs
 from tests.kit.node_daemon import CONTAINER_NEEDS, NodeDaemon
 
@@ -56,3 +61,15 @@ async def test_a_store_that_is_away_hinders_only_what_needs_it(daemon, tmp_path)
         assert refused.status >= 400
         assert (await client.exec(sandbox["id"], "echo alive"))["stdout"] == "YWxpdmUK"
         (tmp_path / "away").rename(tmp_path / "shared")
+
+
+async def test_a_blob_server_killed_whole_costs_new_sandboxes_nothing(daemon):
+    async with daemon.client() as client:
+        (first,) = await client.create()
+        status = BlobClient(daemon.images).status()
+        for pid in [value for key, value in status.items() if "pid" in key and isinstance(value, int)]:
+            os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(STALE_AFTER_S)
+        (second,) = await client.create()
+        assert (await client.exec(second["id"], "cat /etc/passwd; echo alive"))["exit_code"] == 0
+        assert first["id"] != second["id"]
