@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from libdsec.errors import UsageError
+from libdsec.errors import CapacityError, UsageError
 
 from nomad_dsec.guest import frames
 from nomad_dsec.guest.frames import Frame, Record, Tag
 from nomad_dsec.guest.spec import FileEvent, FileInfo, Skipped, TreeSummary
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 
-    from nomad_dsec.guest.frames import Fields
+    from nomad_dsec.guest.frames import Fields, RawFrame
     from nomad_dsec.guest.link import Link, Stream
 
 FilePath = str | bytes
 SMALL_TIMEOUT_S = 30.0
 TREE_TIMEOUT_S = 600.0  # moving across file systems, removing a large tree
 PIECE_BYTES = 64 * 1024
+AT_ONCE = 48  # below dsec-init's WORKER_MAX: a worker that has answered takes a moment to end
+TURN_WAIT_S = 30.0
 
 
 def path_bytes(path: FilePath, field: str = "path") -> bytes:
@@ -63,6 +67,31 @@ class FileCalls:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    @asynccontextmanager
+    async def _turn(self, what: str) -> AsyncIterator[None]:
+        """One of the file requests that a sandbox takes at once; the others wait. CapacityError busy after a while."""
+        try:
+            async with asyncio.timeout(TURN_WAIT_S):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise CapacityError(
+                "busy",
+                f"{what}: {AT_ONCE} file requests were under way in this sandbox for {TURN_WAIT_S:.0f} s",
+                hint="fewer long reads and writes at once",
+                retry_after_s=1.0,
+            ) from None
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    async def _call(
+        self, frame_type: Frame, fields: Fields, *, timeout_s: float, what: str
+    ) -> tuple[bytes, Sequence[RawFrame]]:
+        async with self._turn(what):
+            return await self._link.call(frame_type, fields, timeout_s=timeout_s, what=what)
 
     async def read_file(
         self, path: FilePath, offset: int = 0, length: int | None = None, *, user: str = ""
@@ -71,13 +100,15 @@ class FileCalls:
         fields = _request(path, user, (Tag.OFFSET, offset))
         if length is not None:
             fields.append((Tag.LENGTH, length))
-        stream = self._link.open(Frame.READ, fields, what=f"read {os.fsdecode(path)}")
-        try:
-            while (frame := await stream.next()).type != Frame.OK:
-                if frame.type == Frame.DATA:
-                    yield frame.payload
-        finally:
-            stream.close()
+        what = f"read {os.fsdecode(path)}"
+        async with self._turn(what):
+            stream = self._link.open(Frame.READ, fields, what=what)
+            try:
+                while (frame := await stream.next()).type != Frame.OK:
+                    if frame.type == Frame.DATA:
+                        yield frame.payload
+            finally:
+                stream.close()
 
     async def write_file(
         self,
@@ -103,14 +134,16 @@ class FileCalls:
             size = len(chunks)
         if size is not None:
             fields.append((Tag.SIZE, size))
-        stream = self._link.open(Frame.WRITE, fields, what=f"write {os.fsdecode(path)}")
-        try:
-            await self._send_all(stream, chunks)
-            while (frame := await stream.next()).type != Frame.OK:
-                pass
-            return Record(frame.payload).num(Tag.SIZE)
-        finally:
-            stream.close()
+        what = f"write {os.fsdecode(path)}"
+        async with self._turn(what):
+            stream = self._link.open(Frame.WRITE, fields, what=what)
+            try:
+                await self._send_all(stream, chunks)
+                while (frame := await stream.next()).type != Frame.OK:
+                    pass
+                return Record(frame.payload).num(Tag.SIZE)
+            finally:
+                stream.close()
 
     async def _send_all(self, stream: Stream, chunks: AsyncIterable[bytes] | bytes) -> None:
         """All as DATA, then DATA_END. Returns early when the guest has ended the stream: its next frame says why."""
@@ -125,7 +158,7 @@ class FileCalls:
 
     async def list_dir(self, path: FilePath, *, user: str = "") -> list[FileInfo]:
         """Entries of a directory without "." and "..", in the order of the file system."""
-        _, items = await self._link.call(
+        _, items = await self._call(
             Frame.LIST_DIR, _request(path, user), timeout_s=SMALL_TIMEOUT_S, what=f"list {os.fsdecode(path)}"
         )
         return [parse_info(record) for item in items for record in frames.entries(item.payload)]
@@ -133,15 +166,13 @@ class FileCalls:
     async def stat(self, path: FilePath, *, follow: bool = True, user: str = "") -> FileInfo:
         """One entry; follow False: of a symlink itself."""
         fields = _request(path, user, (Tag.FOLLOW, int(follow)))
-        payload, _ = await self._link.call(
-            Frame.STAT, fields, timeout_s=SMALL_TIMEOUT_S, what=f"stat {os.fsdecode(path)}"
-        )
+        payload, _ = await self._call(Frame.STAT, fields, timeout_s=SMALL_TIMEOUT_S, what=f"stat {os.fsdecode(path)}")
         (found,) = frames.entries(payload)
         return parse_info(found)
 
     async def _simple(self, frame_type: Frame, fields: Fields, path: FilePath, timeout_s: float) -> None:
         what = f"{frame_type.name.lower()} {os.fsdecode(path)}"
-        await self._link.call(frame_type, fields, timeout_s=timeout_s, what=what)
+        await self._call(frame_type, fields, timeout_s=timeout_s, what=what)
 
     async def mkdir(self, path: FilePath, *, mode: int = 0o755, parents: bool = False, user: str = "") -> None:
         """Make a directory; with parents also those above it, and one that stands is fine."""
@@ -168,15 +199,17 @@ class FileCalls:
         self, path: FilePath, *, skipped: list[Skipped] | None = None, user: str = ""
     ) -> AsyncGenerator[bytes, None]:
         """A file or tree as pieces of a pax tar stream; what was left out is appended to `skipped` as it is met."""
-        stream = self._link.open(Frame.DOWNLOAD, _request(path, user), what=f"download {os.fsdecode(path)}")
-        try:
-            while (frame := await stream.next()).type != Frame.OK:
-                if frame.type == Frame.DATA:
-                    yield frame.payload
-                elif frame.type == Frame.ITEM and skipped is not None:
-                    skipped.append(_skipped(frame.payload))
-        finally:
-            stream.close()
+        what = f"download {os.fsdecode(path)}"
+        async with self._turn(what):
+            stream = self._link.open(Frame.DOWNLOAD, _request(path, user), what=what)
+            try:
+                while (frame := await stream.next()).type != Frame.OK:
+                    if frame.type == Frame.DATA:
+                        yield frame.payload
+                    elif frame.type == Frame.ITEM and skipped is not None:
+                        skipped.append(_skipped(frame.payload))
+            finally:
+                stream.close()
 
     async def upload_tree(
         self, path: FilePath, chunks: AsyncIterable[bytes] | bytes, *, keep_owner: bool = False, user: str = ""
@@ -186,17 +219,19 @@ class FileCalls:
         UsageError bad_archive, unsafe_path; members that came before stay.
         """
         fields = _request(path, user, (Tag.KEEP_OWNER, int(keep_owner)))
-        stream = self._link.open(Frame.UPLOAD, fields, what=f"upload {os.fsdecode(path)}")
-        skipped: list[Skipped] = []
-        try:
-            await self._send_all(stream, chunks)
-            while (frame := await stream.next()).type != Frame.OK:
-                if frame.type == Frame.ITEM:
-                    skipped.append(_skipped(frame.payload))
-            done = Record(frame.payload)
-        finally:
-            stream.close()
-        return TreeSummary(files=done.num(Tag.FILES), total_bytes=done.num(Tag.SIZE), skipped=tuple(skipped))
+        what = f"upload {os.fsdecode(path)}"
+        async with self._turn(what):
+            stream = self._link.open(Frame.UPLOAD, fields, what=what)
+            skipped: list[Skipped] = []
+            try:
+                await self._send_all(stream, chunks)
+                while (frame := await stream.next()).type != Frame.OK:
+                    if frame.type == Frame.ITEM:
+                        skipped.append(_skipped(frame.payload))
+                done = Record(frame.payload)
+            finally:
+                stream.close()
+            return TreeSummary(files=done.num(Tag.FILES), total_bytes=done.num(Tag.SIZE), skipped=tuple(skipped))
 
     async def watch(
         self, path: FilePath, *, recursive: bool = False, user: str = "", announce: bool = False

@@ -26,6 +26,7 @@ _SIOCGIFFLAGS: Final = 0x8913
 _SIOCSIFFLAGS: Final = 0x8914
 _SIOCSIFADDR: Final = 0x8916
 _SIOCSIFNETMASK: Final = 0x891C
+_SIOCSIFBRDADDR: Final = 0x891A
 _IFF_UP: Final = 0x1
 _RTF_UP: Final = 0x1
 _RTF_GATEWAY: Final = 0x2
@@ -140,6 +141,8 @@ def set_address(name: str, address: str) -> None:
     with _control_socket() as control:
         _ioctl(control, _SIOCSIFADDR, _ifreq(name, _sockaddr(address)), "SIOCSIFADDR", name)
         _ioctl(control, _SIOCSIFNETMASK, _ifreq(name, _sockaddr(_SLASH31)), "SIOCSIFNETMASK", name)
+        # SIOCSIFADDR supposed a /24 and its broadcast address, which is the neighbour's own when that ends in .255.
+        _ioctl(control, _SIOCSIFBRDADDR, _ifreq(name, _sockaddr("0.0.0.0")), "SIOCSIFBRDADDR", name)  # noqa: S104
     link_up(name)
 
 

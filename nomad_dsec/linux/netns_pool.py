@@ -100,13 +100,15 @@ class NetnsPool:
         open_size: int = 0,
         subnet: str = nft_table.SANDBOX_SUBNET,
         resolvers: Sequence[str] = (),
+        first_pair: int | None = None,
     ) -> None:
+        """first_pair: which pair of the subnet's addresses comes first; by default any, so that nodes seldom meet."""
         self._node = node
         self._prefix = nft_table.link_prefix(node)
         self._script = nft_table.render_table(node, subnet=subnet, resolvers=resolvers)
         self._sizes: dict[NetKind, int] = {"none": closed_size, "open": open_size}
         self._idle: dict[NetKind, list[NetSlot]] = {"none": [], "open": []}
-        self._addresses = Addresses(subnet, first=secrets.randbelow(1 << 20))
+        self._addresses = Addresses(subnet, first=secrets.randbelow(1 << 20) if first_pair is None else first_pair)
         self._low = asyncio.Event()
         self._open_ready = False
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="netns")

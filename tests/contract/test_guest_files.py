@@ -41,6 +41,14 @@ async def test_f1_f2_every_size_arrives_and_comes_back(guest, room, size):
     assert [p.name for p in room.iterdir()] == ["f"]
 
 
+async def test_hundreds_of_requests_at_once_wait_for_their_turn(guest, room):
+    (room / "f").write_bytes(b"x" * 100_000)
+    found = await asyncio.gather(*(guest.channel.stat(str(room / "f")) for _ in range(300)))
+    assert {info.size for info in found} == {100_000}
+    read_back = await asyncio.gather(*(read(guest.channel, str(room / "f")) for _ in range(200)))
+    assert set(read_back) == {b"x" * 100_000}
+
+
 async def test_f3_many_transfers_at_once_in_bounded_memory(guest, room):
     size, many = 12 << 20, 16
     data = os.urandom(1 << 20)
