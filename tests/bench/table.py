@@ -81,6 +81,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("layers", "compose.wall_s", "300 layers, 15,868 inodes merged into one image, s", "< 1"),
     ("layers", "compose.cpu_s", "the same, CPU s", ""),
     ("plugin", "handshake_ms.p99", "handshake of a driver plugin, p99 ms", "< 1000"),
+    ("plugin", "handshake_busy_ms.p99", "the same with 2 busy processes a core, p99 ms", "< 1000"),
     ("plugin", "handshake_loaded_ms.max", "the same with 8 busy processes a core, max ms", "< 10000"),
     ("plugin", "handshake_ms.cpu_ms_each", "the same, CPU ms", ""),
     ("plugin", "idle.rss_kib", "an idle plugin's memory, KiB", "<= 61440"),
