@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from dsec_plugins.drivers.nodeapi import NodeApi
 
+STDIN_QUIET_S = 0.2  # no more input for so long after the command's end: none comes
+STDIN_END_S = 1.0  # input that never ends is waited for so long
 _KILL = json.dumps({"type": "signal", "signal": 9, "tree": True})
 
 
@@ -28,7 +30,9 @@ async def relay_exec(node: NodeApi, sandbox: str, first: Any, requests: AsyncIte
     """Response frames until the exit frame. A user who leaves takes the command along.
 
     The stream ends with the exit frame and not a moment later: the user's client hangs up on it, and an agent (1.6.5
-    seen) that finds both its sides ending at once panics on a concurrent write to its WebSocket.
+    seen) that finds both its sides ending at once panics on a concurrent write to its WebSocket. And it waits for input
+    that is on its way: a client (1.6.5 and 2.0.5) whose write meets an ended stream drops the frames it has not read,
+    the exit among them, and its user is told of a closed connection only.
     """
     setup = first.setup
     pty = Pty() if setup.tty else None
@@ -36,12 +40,15 @@ async def relay_exec(node: NodeApi, sandbox: str, first: Any, requests: AsyncIte
     socket = await node.websocket(f"/v1/sandboxes/{sandbox}/execs/stream")
     ended: list[Any] = []
     feeding: asyncio.Task[None] | None = None
+    told = _Input()
     try:
         await socket.send_str(msgspec.json.encode(body).decode())
-        await _forward(socket, first)
-        feeding = asyncio.create_task(_feed(socket, requests))
+        await _forward(socket, first, told)
+        feeding = asyncio.create_task(_feed(socket, requests, told))
         async for frame in _frames(socket, ended, tty=setup.tty):
             yield frame
+        if not setup.tty:  # a terminal's input has no end to wait for
+            await told.over(feeding)
     finally:
         if feeding is not None:
             feeding.cancel()
@@ -55,13 +62,39 @@ async def relay_exec(node: NodeApi, sandbox: str, first: Any, requests: AsyncIte
         yield frame
 
 
-async def _feed(socket: ClientWebSocketResponse, requests: AsyncIterator[Any]) -> None:
+class _Input:
+    """How far the user's input has come."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.closed = asyncio.Event()
+
+    async def over(self, feeding: asyncio.Task[None]) -> None:
+        """Until it was closed, its reader ended, or no more came for STDIN_QUIET_S; STDIN_END_S at most."""
+        closing = asyncio.ensure_future(self.closed.wait())
+        try:
+            async with asyncio.timeout(STDIN_END_S):
+                before = -1
+                while before != self.frames and not closing.done() and not feeding.done():
+                    before = self.frames
+                    await asyncio.wait((closing, feeding), timeout=STDIN_QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            pass
+        finally:
+            closing.cancel()
+
+
+async def _feed(socket: ClientWebSocketResponse, requests: AsyncIterator[Any], told: _Input) -> None:
     async for request in requests:
-        await _forward(socket, request)
+        with suppress(ConnectionError, RuntimeError):  # the command has ended: `_frames` tells how
+            await _forward(socket, request, told)
 
 
-async def _forward(socket: ClientWebSocketResponse, request: Any) -> None:
+async def _forward(socket: ClientWebSocketResponse, request: Any, told: _Input) -> None:
     """One request frame; an empty one is a heartbeat."""
+    told.frames += 1
+    if request.HasField("stdin") and request.stdin.close:
+        told.closed.set()
     if request.HasField("tty_size"):
         size = request.tty_size
         message = {"type": "resize", "rows": max(1, size.height), "cols": max(1, size.width)}
