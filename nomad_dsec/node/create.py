@@ -20,6 +20,7 @@ from nomad_dsec.backends.base import Steps
 from nomad_dsec.ids import node_of
 from nomad_dsec.log import get_log
 from nomad_dsec.node.capacity import Need
+from nomad_dsec.node.consul_label import asked_service
 from nomad_dsec.node.core import Entry
 from nomad_dsec.node.foreign import to_dsec
 from nomad_dsec.node.row import Row, from_handle, to_spec
@@ -190,6 +191,7 @@ class Creator:
                 field="hostname",
                 hint="use 1-63 letters, digits and hyphens",
             )
+        asked_service(request.spec.labels)
         if node.draining:
             raise CapacityError("draining", f"node {node.id} is draining", details={"node": node.id})
         if node.journal.broken:

@@ -4,8 +4,10 @@ session, and those sandboxes that asked for it as services.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
+
+from libdsec.errors import UsageError
 
 from nomad_dsec.cluster import health
 from nomad_dsec.cluster.configured import advertised, consul_endpoint
@@ -13,6 +15,7 @@ from nomad_dsec.cluster.consul import ConsulClient, Offer
 from nomad_dsec.cluster.registration import Registration
 from nomad_dsec.cluster.services import SandboxServices
 from nomad_dsec.log import get_log
+from nomad_dsec.node.consul_label import asked_service
 from nomad_dsec.node.health import HealthWatch
 
 if TYPE_CHECKING:
@@ -25,8 +28,6 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 SERVICE = "dsec-node"
 TAGS = ("prometheus", "metrics-path=/metrics")
-LABEL = "consul_service"  # of a sandbox: `name` or `name:port`
-PORT_MAX = 65_535
 
 
 class Presence:
@@ -56,11 +57,12 @@ class Presence:
     def _offers(self) -> dict[str, Offer]:
         offers = {}
         for entry in self._node.live():
-            asked = entry.row.labels.get(LABEL) if entry.row.labels else None
-            if asked and entry.row.state in ("running", "pausing", "paused", "resuming"):
-                name, _, port = asked.partition(":")
-                number = int(port) if port.isdecimal() and int(port) <= PORT_MAX else 0
-                offers[entry.row.id] = self._services.offer(entry.row.id, name=name, address=self._host, port=number)
+            if not entry.row.labels or entry.row.state not in ("running", "pausing", "paused", "resuming"):
+                continue
+            with suppress(UsageError):  # of a create before labels were checked
+                if (asked := asked_service(entry.row.labels)) is not None:
+                    name, port = asked
+                    offers[entry.row.id] = self._services.offer(entry.row.id, name=name, address=self._host, port=port)
         return offers
 
 

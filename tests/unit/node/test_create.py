@@ -55,6 +55,20 @@ async def test_the_same_id_again_joins_the_start_and_never_makes_a_second(machin
         assert machine.world.log.count(("start", sandbox_id(1))) == 1
 
 
+@pytest.mark.parametrize(
+    "label",
+    ["", ":80", "a b:80", "-a:80", "a-:80", "a.b", f"{'a' * 51}:80", "a:", "a:x", "a:0", "a:65536", "a:80:81", "a:٣"],
+)
+async def test_a_service_label_of_no_form_is_refused(machine, label):
+    async with machine.daemon() as parts:
+        with pytest.raises(UsageError, match="NAME:PORT") as caught:
+            await _make(parts, 1, labels={"consul_service": label})
+        assert (caught.value.code, caught.value.field) == ("bad_label", "labels.consul_service")
+        assert not parts.node.entries
+        for number, good in enumerate(("a", "web:1", "x-1:65535"), start=1):
+            await _make(parts, number, labels={"consul_service": good})
+
+
 async def test_ids_of_another_namespace_or_node_are_refused(machine):
     async with machine.daemon() as parts:
         await _make(parts, 1)
