@@ -208,6 +208,8 @@ class Lane:
             raise
         if reply.flags & wire.BROKEN:
             self.broken = f"step {reply.step}: {os.strerror(reply.error)}"
+        if self._limits is not None and wire.has_thrashed(reply, self._limits.memory_bytes):
+            reply = replace(reply, flags=reply.flags | wire.THRASHED)
         return reply
 
     def oom_kills(self) -> int:

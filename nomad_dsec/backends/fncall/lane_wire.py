@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MAGIC: Final = 0x4C414344
 REQUEST: Final = struct.Struct("<IIQQQQQQQQQ6I")
-REPLY: Final = struct.Struct("<IIQIIIIQQQQQQQQ")
+REPLY: Final = struct.Struct("<IIQIIIIQQQQQQQQQQ")
 FILE: Final = struct.Struct("<IIQ")
 INLINE_MAX: Final = 96 * 1024
 STDIN_INLINE_MAX: Final = 32 * 1024  # half of what a pipe takes at once
@@ -22,6 +22,9 @@ MESSAGE_MAX: Final = INLINE_MAX + REPLY.size
 SETUP, RUN, CANCEL = 1, 2, 3
 ZYGOTE, PAYLOAD_FD, STDIN_FD, EXEC_FD, PROBE = 1, 2, 4, 8, 16
 WALL_OVER, CPU_OVER, OUT_OVER, ERR_OVER, CANCELLED, BROKEN, BODY_FD, NOT_STARTED, NO_ZYGOTE = (1 << n for n in range(9))
+THRASH_FAULTS: Final = 300  # reads of mapped pages, at least, and a CPU second: a cold start has that many once
+THRASH_SLACK_BYTES: Final = 2 << 20  # what reclaim frees at once
+THRASHED: Final = 1 << 31  # set by the node, see Lane.run
 STEPS: Final = ("", "files", "slot", "fork", "enter", "limits", "user", "exec", "zygote", "request")
 
 
@@ -61,6 +64,8 @@ class LaneReply:
     maxrss_kib: int
     oom_kills: int
     memory_bytes: int
+    major_faults: int
+    held_bytes: int
     stdout: bytes
     stderr: bytes
     files: Mapping[str, bytes]
@@ -110,20 +115,20 @@ def unpack_header(message: bytes) -> tuple[int, int]:
     fields = REPLY.unpack_from(message)
     if fields[0] != MAGIC:
         raise PlatformError("lane_protocol", "a reply without our mark")
-    return fields[1], sum(fields[12:15])
+    return fields[1], sum(fields[14:17])
 
 
 def unpack_reply(message: bytes, body: bytes) -> LaneReply:
     """A whole reply; `body`: stdout, stderr and files, wherever they came from."""
     fields = REPLY.unpack_from(message)
-    _, flags, number, step, error, status, count, wall, cpu, rss, ooms, memory, out, err, size = fields
+    _, flags, number, step, error, status, count, wall, cpu, rss, ooms, memory, faults, held, out, err, size = fields
     if len(body) < out + err + size:
         raise PlatformError("lane_protocol", "a reply is cut short")
     files, unfetched = _unpack_files(body[out + err : out + err + size], count)
     return LaneReply(
         flags=flags, id=number, step=STEPS[step] if step < len(STEPS) else str(step), error=error, status=status,
-        wall_us=wall, cpu_us=cpu, maxrss_kib=rss, oom_kills=ooms, memory_bytes=memory, stdout=body[:out],
-        stderr=body[out : out + err], files=files, unfetched=unfetched,
+        wall_us=wall, cpu_us=cpu, maxrss_kib=rss, oom_kills=ooms, memory_bytes=memory, major_faults=faults,
+        held_bytes=held, stdout=body[:out], stderr=body[out : out + err], files=files, unfetched=unfetched,
     )  # fmt: skip
 
 
@@ -149,9 +154,19 @@ def env_words(env: Mapping[str, str]) -> Iterable[bytes]:
     return [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in env.items()]
 
 
+def has_thrashed(reply: LaneReply, limit_bytes: int) -> bool:
+    """Was it memory that a call lacked whose time ran out.
+
+    The kernel kills nothing as long as it finds a page to give up, and that of running code can always be read again:
+    a program a little above its limit then does nothing else until its time is over. See mm/vmscan.c.
+    """
+    faults_min = THRASH_FAULTS * max(1.0, reply.cpu_us / 1e6)
+    return reply.major_faults >= faults_min and reply.held_bytes >= limit_bytes - THRASH_SLACK_BYTES
+
+
 def lost_to_oom(kills: int) -> LaneReply:
     """The reply of a lane that was killed for memory before it could give one."""
     return LaneReply(
         flags=BROKEN, id=0, step="", error=0, status=9, wall_us=0, cpu_us=0, maxrss_kib=0, oom_kills=kills,
-        memory_bytes=0, stdout=b"", stderr=b"", files={}, unfetched={},
+        memory_bytes=0, major_faults=0, held_bytes=0, stdout=b"", stderr=b"", files={}, unfetched={},
     )  # fmt: skip

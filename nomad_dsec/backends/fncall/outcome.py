@@ -31,6 +31,7 @@ def facts_of(reply: LaneReply) -> Facts:
         cpu_s=reply.cpu_us / 1e6,
         wall_s=reply.wall_us / 1e6,
         oom=reply.oom_kills > 0,
+        thrashed=bool(reply.flags & wire.THRASHED),
         wall_expired=bool(reply.flags & wire.WALL_OVER),
         cpu_expired=bool(reply.flags & wire.CPU_OVER),
         output_over=bool(reply.flags & (wire.OUT_OVER | wire.ERR_OVER)),

@@ -19,13 +19,17 @@ SIGKILL = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What was observed. cpu_s is that of the whole tree; oom: the kernel killed in this call's cgroup for memory."""
+    """What was observed. cpu_s is that of the whole tree; oom: the kernel killed in this call's cgroup for memory.
+
+    thrashed: its time went into reading its own code again, since its data filled its memory.
+    """
 
     exit_code: int | None
     signal: int | None
     cpu_s: float
     wall_s: float
     oom: bool = False
+    thrashed: bool = False
     wall_expired: bool = False
     cpu_expired: bool = False
     output_over: bool = False
@@ -38,6 +42,8 @@ def judge(facts: Facts, limits: FnLimits) -> tuple[Verdict, str]:
         return "internal_error", facts.lost
     if facts.oom:
         return "memory_limit", f"the program used more than {limits.memory_mib} MiB"
+    if facts.thrashed:
+        return "memory_limit", f"the program needs more than {limits.memory_mib} MiB: its own code had to make room"
     if facts.cpu_expired or facts.signal == SIGXCPU or facts.cpu_s > limits.cpu_s:
         return "cpu_time_limit", f"the program used more than {limits.cpu_s:g} s of CPU"
     if facts.wall_expired:

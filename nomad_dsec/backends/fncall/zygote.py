@@ -48,6 +48,7 @@ WORK = "/tmp/work"
 STEP_FORK, STEP_ENTER, STEP_LIMITS, STEP_USER = 3, 4, 5, 6
 WORDS_FIRST, WORDS_MOST = 4096, 1 << 20  # small ones are the rule, and a large buffer is new pages for each child
 REHEARSALS = 32
+MOST_FAULTS = (1 << 32) - 1
 FDS = struct.Struct("5i")  # pidfd of the namespaces, stdin, stdout, stderr, words
 
 Header = typing.Tuple[int, ...]  # noqa: UP006 - read by Python 3.8 too
@@ -243,7 +244,9 @@ def serve(sock: socket.socket) -> None:
             os.close(fd)
         if child > 0:
             _, status, use = os.wait4(child, 0)
-            sock.send(REPORT.pack(status, page[0] if status else 0, page[1], 0, use.ru_maxrss))
+            sock.send(
+                REPORT.pack(status, page[0] if status else 0, page[1], min(use.ru_majflt, MOST_FAULTS), use.ru_maxrss)
+            )
 
 
 def rehearse() -> None:

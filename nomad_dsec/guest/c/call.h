@@ -68,6 +68,8 @@ struct call_reply {
 	uint32_t status; /* as of wait(2) */
 	uint32_t filec;
 	uint64_t wall_us, cpu_us, maxrss_kib, oom_kills, memory_bytes;
+	uint64_t major_faults; /* of the program and the children that it waited for */
+	uint64_t held_bytes;   /* charged to the lane when a limit of time was passed, else 0 */
 	uint64_t out_bytes, err_bytes, files_bytes;
 };
 
@@ -141,7 +143,7 @@ uint32_t files_fetch(int dir, const struct call *c, struct bytes *out); /* numbe
 pid_t zygote_start(const struct call *c, int *sock); /* 0: there is none */
 bool zygote_ask(int sock, const struct call *c, const struct call_slot *slot, int in, int out, int err);
 struct zygote_report {
-	uint32_t status, step, error, pad;
+	uint32_t status, step, error, major_faults;
 	uint64_t maxrss_kib;
 };
 bool zygote_report(int sock, struct zygote_report *r); /* waits */

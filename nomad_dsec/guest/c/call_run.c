@@ -150,6 +150,7 @@ static void zygote_ended(struct running *g)
 	}
 	g->reply->status = r.status;
 	g->reply->maxrss_kib = r.maxrss_kib;
+	g->reply->major_faults = r.major_faults;
 	if (r.step)
 		not_started(g->reply, r.step, (int)r.error);
 }
@@ -165,6 +166,7 @@ static void program_ended(struct running *g)
 	}
 	g->reply->status = (uint32_t)status;
 	g->reply->maxrss_kib = (uint64_t)use.ru_maxrss;
+	g->reply->major_faults = (uint64_t)use.ru_majflt;
 }
 
 /* How long until the limit could be passed by a few cores at once. */
@@ -258,6 +260,8 @@ static bool start(struct running *g, const struct call_start *s)
 static void finish(struct running *g, const struct call_start *s)
 {
 	watch(g);
+	if (g->reply->flags & (CALL_WALL_OVER | CALL_CPU_OVER))
+		g->reply->held_bytes = meter_memory(g->meters);
 	kill(s->slot->reaper, SIGKILL); /* and with it everything in its pid namespace */
 	if (!g->ended && g->pidfd >= 0)
 		program_ended(g);

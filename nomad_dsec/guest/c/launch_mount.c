@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <linux/openat2.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,7 +129,8 @@ static int copy_root_attributes(struct launch *l, int lower, int upper)
 	return 0;
 }
 
-/* Layers by descriptor, which Linux 6.13 takes; the mount table inside then names no path. EINVAL: too old. */
+/* Layers by descriptor, which Linux 6.13 takes; the mount table inside then names no path. EINVAL: too old, and
+ * EOPNOTSUPP: older than 6.5, whose overlayfs takes strings only. */
 static int layers_by_fd(int fs, int lower, int upper, int work)
 {
 	return fsconfig(fs, FSCONFIG_SET_FD, "lowerdir+", NULL, lower) || fsconfig(fs, FSCONFIG_SET_FD, "upperdir", NULL, upper) ||
@@ -166,8 +168,9 @@ int op_overlay(struct launch *l, const struct op *op)
 	if (fs < 0)
 		return launch_fail(l, "fsopen");
 	if (layers_by_fd(fs, lower, upper, work)) {
+		bool old = errno == EINVAL || errno == EOPNOTSUPP;
 		close(fs);
-		fs = errno == EINVAL ? open_overlay() : -1;
+		fs = old ? open_overlay() : -1;
 		if (fs < 0 || layers_by_path(fs))
 			return launch_fail(l, "create file system");
 	}

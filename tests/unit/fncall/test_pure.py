@@ -24,6 +24,7 @@ LIMITS = FnLimits(cpu_s=1, wall_s=2, memory_mib=64)
         ({"exit_code": None, "signal": 9}, "runtime_error"),
         ({"exit_code": None, "signal": 9, "oom": True}, "memory_limit"),
         ({"exit_code": 0, "oom": True}, "memory_limit"),
+        ({"exit_code": None, "signal": 9, "wall_expired": True, "thrashed": True}, "memory_limit"),
         ({"exit_code": None, "signal": 24}, "cpu_time_limit"),
         ({"exit_code": None, "signal": 9, "cpu_expired": True}, "cpu_time_limit"),
         ({"cpu_s": 1.2}, "cpu_time_limit"),

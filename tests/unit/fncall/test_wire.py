@@ -26,7 +26,8 @@ CALL = wire.LaneCall(argv=[b"a"])
 def reply(**changes: object) -> wire.LaneReply:
     values = {
         "flags": 0, "id": 1, "step": "", "error": 0, "status": 0, "wall_us": 2000, "cpu_us": 1000, "maxrss_kib": 2048,
-        "oom_kills": 0, "memory_bytes": 0, "stdout": b"out", "stderr": b"err", "files": {}, "unfetched": {},
+        "oom_kills": 0, "memory_bytes": 0, "major_faults": 0, "held_bytes": 0, "stdout": b"out",
+        "stderr": b"err", "files": {}, "unfetched": {},
     }  # fmt: skip
     return wire.LaneReply(**(values | changes))  # type: ignore[arg-type]
 
@@ -90,7 +91,7 @@ def test_a_short_or_strange_reply_is_a_fault() -> None:
         wire.unpack_header(b"x" * 10)
     with pytest.raises(PlatformError):
         wire.unpack_header(bytes(wire.REPLY.size))
-    whole = wire.REPLY.pack(wire.MAGIC, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0)
+    whole = wire.REPLY.pack(wire.MAGIC, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0)
     with pytest.raises(PlatformError):
         wire.unpack_reply(whole, b"1234")
     assert wire.unpack_reply(whole, b"12345").stdout == b"12345"
@@ -182,3 +183,22 @@ def test_what_the_request_is_to_blame_for(step: str, number: int, language: str,
 def test_keys_tell_parts_apart() -> None:
     keys = {key_of(parts) for parts in ([b"ab", b"c"], [b"a", b"bc"], [b"abc"], [b"abc", b""], [])}
     assert len(keys) == 5
+
+
+@pytest.mark.parametrize(
+    ("faults", "held", "cpu_s", "is_memory"),
+    [
+        (50_000, 99 << 20, 6, True),
+        (1000, 100 << 20, 1, True),
+        (50_000, 80 << 20, 6, False),
+        (200, 100 << 20, 0, False),
+        (500, 100 << 20, 10, False),
+    ],
+)
+def test_time_lost_for_want_of_memory_is_told_from_time_lost(
+    faults: int, held: int, cpu_s: int, is_memory: bool
+) -> None:
+    """Only full memory and many reads of mapped pages together; one that ended in time is never asked (held 0)."""
+    ended = reply(flags=wire.WALL_OVER, status=9, major_faults=faults, held_bytes=held, cpu_us=cpu_s * 10**6)
+    assert wire.has_thrashed(ended, 100 << 20) is is_memory
+    assert not wire.has_thrashed(reply(major_faults=faults), 100 << 20)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import TYPE_CHECKING
 
 import pytest
 from libdsec.errors import UsageError
 
-from nomad_dsec.linux.nft_table import SPECIAL_ADDRESSES, link_prefix, render_table, table_name
+from nomad_dsec.linux.nft_table import SPECIAL_ADDRESSES, link_prefix, remove_table, render_table, table_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_names_stay_distinct_and_fit() -> None:
@@ -51,3 +55,9 @@ def test_junk_resolver(junk: str) -> None:
     with pytest.raises(UsageError) as bad:
         render_table("n1", resolvers=(junk,))
     assert bad.value.field == "resolvers"
+
+
+async def test_a_host_without_nft_has_no_table_to_remove(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A node there, which had no open networks, could not be closed."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    await remove_table("n1")
