@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ def run(bench: Bench) -> dict[str, Any]:
     client = ensure_server(base / "root", Settings(cache_bytes=4 * size, pinned_share=0))
     try:
         floor_s = _plain_loop(base / "store", spec, base / "floor")
+        floor_all_s = _plain_loop(base / "store", spec, base / "floor-all", threads=os.cpu_count() or 1)
+        hash_s = _hash_only()
         path = Path(client.attach(spec)["direct"])
         cold_s, cold_cpu_s = _timed(client, lambda: _read_all(path))
         time.sleep(3)  # until what was fetched is synced: that is no part of a read
@@ -54,6 +57,9 @@ def run(bench: Bench) -> dict[str, Any]:
         "cold_cpu_ms_per_mib": cold_cpu_s * 1000 / (size / _MIB),
         "plain_mb_per_s": size / floor_s / 1e6,
         "ratio_cold_to_plain": cold_s / floor_s,
+        "plain_all_cores_mb_per_s": size / floor_all_s / 1e6,
+        "ratio_cold_to_plain_all_cores": cold_s / floor_all_s,
+        "sha256_cpu_ms_per_mib": hash_s * 1000,
         "partial_4k": partial,
         "complete_4k": complete,
         "warm_4k": warm,
@@ -75,20 +81,35 @@ def _publish(base: Path, size: int) -> BlobSpec:
     return BlobSpec(digest=whole.hexdigest(), size=size, index=str(base / "index"), store=f"dir:{base / 'store'}")
 
 
-def _plain_loop(store: Path, spec: BlobSpec, target: Path) -> float:
-    """What must be done in any case, by one thread: read from the store, hash, write, read again."""
+def _plain_loop(store: Path, spec: BlobSpec, target: Path, *, threads: int = 1) -> float:
+    """What must be done in any case: read from the store, hash, write, read again. With all cores it is the floor."""
     start = time.monotonic()
     source = os.open(store / "objects" / spec.digest[:2] / spec.digest, os.O_RDONLY)
     out = os.open(target, os.O_RDWR | os.O_CREAT, 0o600)
     os.ftruncate(out, spec.size)
-    for offset in range(0, spec.size, _MIB):
-        block = os.pread(source, _MIB, offset)
-        hashlib.sha256(block).digest()
-        os.pwrite(out, block, offset)
-        os.pread(out, _MIB, offset)
+
+    def turn(number: int) -> None:
+        for offset in range(number * _MIB, spec.size, threads * _MIB):
+            block = os.pread(source, _MIB, offset)
+            hashlib.sha256(block).digest()
+            os.pwrite(out, block, offset)
+            os.pread(out, _MIB, offset)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(turn, range(threads)))
+    took = time.monotonic() - start
     os.close(source)
     os.close(out)
-    return time.monotonic() - start
+    target.unlink()
+    return took
+
+
+def _hash_only() -> float:
+    """CPU seconds that sha256 of 1 MiB takes here."""
+    block, start = os.urandom(_MIB), time.thread_time()
+    for _ in range(64):
+        hashlib.sha256(block).digest()
+    return (time.thread_time() - start) / 64
 
 
 def _read_all(path: Path) -> None:

@@ -153,9 +153,9 @@ def _lazily(work: Path, url: str, names: list[str], burst: Burst) -> dict[str, A
                 "ready_s": again,
                 "fetched_bytes": sum(row["present_bytes"] for row in after["blobs"]) - fetched,
                 "server_reads": after["counters"]["reads"] - stats["counters"]["reads"],
-                "page_cache_bytes": _cached(table, store, names, burst) - cached,
+                "page_cache_mib": (_cached(table, store, names, burst) - cached) / (1 << 20),
             },
-            "page_cache_bytes": cached,
+            "page_cache_mib": cached / (1 << 20),
         }  # fmt: skip
     finally:
         table.retain_only(set())
