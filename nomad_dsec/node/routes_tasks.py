@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import select
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from libdsec.errors import UsageError
+from libdsec.errors import StateError, UsageError
 from libdsec.wire import MAX_JSON_BYTES, Ok, SignalRequest
 from libdsec.wire_fncall import MAX_CALL_BYTES
 from libdsec.wire_tasks import CallTaskRequest, GrantRequest, StopTaskRequest, TaskRequest
@@ -61,6 +62,7 @@ class TaskRoutes:
     async def task_start(self, request: web.Request) -> web.Response:
         """PUT a task: idempotent; returns when it runs."""
         wanted = await read_json(request, TaskRequest, max_bytes=MAX_JSON_BYTES)
+        _still_asked(request)
         return json_reply(await self._tasks.start(_key(request), wanted))
 
     async def task_get(self, request: web.Request) -> web.Response:
@@ -129,6 +131,7 @@ class TaskRoutes:
     async def call_start(self, request: web.Request) -> web.Response:
         """PUT a call: idempotent; returns when it has begun."""
         wanted = await read_json(request, CallTaskRequest, max_bytes=MAX_CALL_BYTES)
+        _still_asked(request)
         return json_reply(await self._calls.start(_key(request), wanted))
 
     async def call_get(self, request: web.Request) -> web.Response:
@@ -156,6 +159,23 @@ class TaskRoutes:
     async def call_events(self, request: web.Request) -> web.Response:
         """GET events since a number."""
         return await _events(request, self._calls.events)
+
+
+def _still_asked(request: web.Request) -> None:
+    """StateError given_up: the asker hung up while this daemon could not read (stopped, or the machine too busy).
+
+    It has told its cluster that the start failed and nobody would own what is started now. The socket knows at once;
+    the event loop learns it only later, from a read.
+    """
+    sock = None if request.transport is None else request.transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        gone = True
+    else:
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLRDHUP)
+        gone = bool(poll.poll(0))
+    if gone:
+        raise StateError("given_up", "whoever asked for this start has hung up", hint="ask again")
 
 
 def _key(request: web.Request) -> str:

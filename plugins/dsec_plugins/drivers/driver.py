@@ -9,8 +9,8 @@ import os
 import signal as signals
 from typing import TYPE_CHECKING, Any
 
-from libdsec.errors import DsecError, NotFoundError, PlatformError, UsageError
-from libdsec.wire import ExecReply, ExecRequest, Metrics, Ok, SignalRequest
+from libdsec.errors import DeadlineExceeded, DsecError, NotFoundError, PlatformError, UsageError
+from libdsec.wire import ExecReply, ExecRequest, Metrics, NodeInfo, Ok, SignalRequest
 from libdsec.wire_tasks import StopTaskRequest, TaskEvents, TaskInfo, task_key
 
 from dsec_plugins.drivers import convert
@@ -34,6 +34,9 @@ STATE_SCHEMA = 1
 _WAIT_S = 55.0  # of one long poll
 _PAUSE_S = 1.0  # before asking a node daemon again that did not answer
 _STOP_SLACK_S = 5.0
+_START_S = 120.0
+_LOOK_S = 5.0  # between looks at whether the node daemon answers anything, while a start takes
+_HANGS_S = 20.0
 _RETRY_S = 20.0  # a node daemon that restarts is back within this
 
 
@@ -75,7 +78,7 @@ class Driver(driver_pb2_grpc.DriverServicer):
         try:
             config: Any = decode(self._kind.config, task.msgpack_driver_config)
             body = self._kind.request(task, config, os.cpu_count() or 1)
-            info = await self._retry("PUT", self._path(task.id), TaskInfo, body, timeout_s=120.0)
+            info = await self._started(self._path(task.id), body)
             if info.error:
                 raise PlatformError("task_lost", info.error)
         except (DsecError, ConfigError) as error:
@@ -237,6 +240,40 @@ class Driver(driver_pb2_grpc.DriverServicer):
         if not info.sandbox or info.state != "running":
             raise UsageError("task_not_running", f"the task is {info.state}")
         return info.sandbox
+
+    async def _started(self, path: str, body: Any) -> TaskInfo:
+        """A start, as long as the node daemon answers anything at all. PlatformError node_hangs when it does not.
+
+        One that goes on later reads that we hung up, and starts nothing.
+        """
+        starting = asyncio.ensure_future(self._retry("PUT", path, TaskInfo, body, timeout_s=_START_S))
+        watching = asyncio.ensure_future(self._hangs())
+        try:
+            await asyncio.wait((starting, watching), return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                watching.result()
+            info: TaskInfo = await starting
+            return info
+        finally:
+            for one in (starting, watching):
+                one.cancel()
+            await asyncio.gather(starting, watching, return_exceptions=True)
+
+    async def _hangs(self) -> None:
+        """Returns never; raises once the node daemon takes connections and answers none."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                await self._shared.node.call("GET", "/v1/node", NodeInfo, timeout_s=_HANGS_S)
+            except DeadlineExceeded as error:
+                raise PlatformError(
+                    "node_hangs",
+                    f"the node daemon takes connections and has answered nothing for {_HANGS_S:g} s",
+                    hint="see whether it is stopped (`ps`) or the machine is overloaded",
+                    retry_after_s=1.0,
+                ) from error
+            except DsecError:
+                continue  # away: the start itself tells
 
     async def _retry(
         self, method: str, path: str, kind: type[Any], body: Any = None, *, timeout_s: float = 10.0

@@ -142,6 +142,29 @@ async def test_a_node_daemon_that_is_away_makes_a_start_retryable(tmp_path, daem
         assert "none.sock" in caught.value.details()
 
 
+async def test_a_start_that_was_given_up_while_the_node_daemon_hung_is_never_made(daemon, tmp_path):
+    """A daemon under SIGSTOP goes on after the asker has left: it starts nothing, and the next start is a first one."""
+    async with driver_host(daemon, tmp_path) as host:
+        task, other = host.task("sleep", "1016"), host.task("sleep", "1017")
+        daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            starting = asyncio.create_task(host.start(task))
+            waiting = asyncio.create_task(host.start(other))
+            await asyncio.sleep(0.5)
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await asyncio.sleep(0.5)
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+        await waiting  # who stayed gets what was asked for
+        assert pid_of("sleep 1017") is not None
+        assert pid_of("sleep 1016") is None
+        await host.destroy(other.id)
+        await host.start(task)
+        assert pid_of("sleep 1016") is not None
+        await host.destroy(task.id)
+
+
 async def test_a_plugin_that_ends_in_the_middle_of_a_start_leaves_one_task_at_most(daemon, tmp_path):
     """P39: the start is carried through; the next invocation of the same task takes its place."""
     async with driver_host(daemon, tmp_path) as host:
