@@ -50,8 +50,9 @@ PIDS = 256
 MEMORY_MIB = 1024  # when the client gives no limit
 COMPILE_MEMORY_MIB = 1024
 CPU_PER_WALL = 2.0  # its time limit is of the clock; runtimes such as Java's use a second core for themselves
-# Clients give up 10 s after both their timeouts; by then they have heard from us. What is not compiled may wait for a
-# place as long as its compile could have taken: verl scores a call that it gave up as a failed test.
+# Clients give up 10 s after both their timeouts; by then they have heard from us. What is compiled waits for a place
+# twice, for its compiler and for itself, each time for half of it. What is not compiled may wait for a place as long
+# as its compile could have taken: verl scores a call that it gave up as a failed test.
 QUEUE_S = 8.0
 COMPILED = frozenset({"cpp", "go", "java", "typescript", "rust", "c"})
 KILLED = -9
@@ -122,7 +123,7 @@ def to_call(request: RunCodeRequest, *, image: str) -> FnRequest:
         fetch_files=[_relative(name, "fetch_files") for name in request.fetch_files],
         limits=_limits(run_s, memory),
         compile_limits=_limits(compile_s, max(COMPILE_MEMORY_MIB, memory)),
-        queue_timeout_s=QUEUE_S + (0.0 if request.language in COMPILED else compile_s),
+        queue_timeout_s=QUEUE_S / 2 if request.language in COMPILED else QUEUE_S + compile_s,
     )
     if request.language in BY_ARGV:
         name, argv = BY_ARGV[request.language]
