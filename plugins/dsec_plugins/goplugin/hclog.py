@@ -6,6 +6,7 @@ be. After a host's crash fd 2 is a pipe without a reader: a failed write must ne
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -16,7 +17,6 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import asyncio
     from types import TracebackType
 
 _LEVELS = ((logging.ERROR, "error"), (logging.WARNING, "warn"), (logging.INFO, "info"), (logging.DEBUG, "debug"))
@@ -52,7 +52,9 @@ class HclogHandler(logging.Handler):
         try:
             level = next((name for number, name in _LEVELS if record.levelno >= number), "trace")
             text = record.getMessage()
-            if record.exc_info:
+            if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+                level = "debug"  # grpc calls it an error that a stream is still open when its server ends
+            elif record.exc_info:
                 text += "\n" + "".join(traceback.format_exception(*record.exc_info))
             line = render(level, text, record.name, record.created, getattr(record, "ids", None))
             while line:

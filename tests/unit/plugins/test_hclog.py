@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import os
 import re
 
-from dsec_plugins.goplugin.hclog import render
+import pytest
+from dsec_plugins.goplugin.hclog import HclogHandler, render
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,3 +30,17 @@ def test_long_lines_stay_json() -> None:
     line = render("info", "\U0001f600" * 100_000, "m", 0.0, {"k": "v" * 100_000})
     assert len(line) < 65_536
     assert json.loads(line)["@message"].endswith("[cut]")
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "lines"), [(asyncio.CancelledError(), "debug", 1), (OSError(5), "error", 2)]
+)
+def test_a_stream_that_ends_with_its_server_is_no_error(error, level, lines) -> None:
+    reader, writer = os.pipe()
+    record = logging.LogRecord("grpc", logging.ERROR, "p", 1, "not handled", (), (type(error), error, None))
+    HclogHandler(writer).emit(record)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        told = json.loads(file.read())
+    assert told["@level"] == level
+    assert len(told["@message"].splitlines()) == lines
