@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.kit.peerclients import peers_home
-from tests.kit.vm.machine import kernel
+from tests.kit.vm.machine import CALL_ROOT, kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -285,6 +285,11 @@ def make_prjquota_image(path: Path) -> None:
         file.truncate(64 << 20)
     argv = ["mkfs.ext4", "-q", "-O", "project,quota", "-E", "quotatype=prjquota", str(path)]
     subprocess.run(argv, capture_output=True, timeout=30, check=True)
+
+
+@ability("call-root")
+def _call_root() -> str:
+    return "" if Path(CALL_ROOT).is_file() else f"no {CALL_ROOT}: this is no test machine (see tests/kit/vm/machine.py)"
 
 
 @ability("test-kernel")

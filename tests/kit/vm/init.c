@@ -25,10 +25,20 @@ static int read_words(const char *path, char **words, char *text, size_t size)
 	return count;
 }
 
+/* pivot_root(2) refuses to leave the first root of all, so what is started here stands on a mount above it. */
+static void leave_first_root(void)
+{
+	if (mount("/", "/mnt", NULL, MS_BIND, NULL) || chdir("/mnt") || mount(".", "/", NULL, MS_MOVE, NULL) || chroot("."))
+		perror("leaving the first root");
+	if (chdir("/"))
+		perror("/");
+}
+
 int main(void)
 {
 	static char modules[4096], command[8192];
 	char *words[WORDS];
+	leave_first_root();
 	mount("proc", "/proc", "proc", 0, NULL);
 	mount("sysfs", "/sys", "sysfs", 0, NULL);
 	mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);

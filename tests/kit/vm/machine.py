@@ -15,14 +15,25 @@ import sys
 import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+from nomad_dsec.guest.build import build
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 TREE = Path(__file__).parents[3]
-PACKAGES = "pytest pluggy iniconfig packaging pygments pytest-asyncio pytest-timeout msgspec typing-extensions".split()
-SOURCES = ("nomad_dsec", "sdk/libdsec", "policies/dsec_policies", "tests/kit", "tests/system/linux")
+PACKAGES = (
+    "pytest pluggy iniconfig packaging pygments pytest-asyncio pytest-timeout msgspec typing-extensions pyroute2 "
+    "zstandard"
+).split()
+SOURCES = (
+    "nomad_dsec", "sdk/libdsec", "policies/dsec_policies", "imagefs/dsec_imagefs", "tests/kit", "tests/system/linux",
+)  # fmt: skip
 FILES = ("pyproject.toml", "tests/__init__.py", "tests/conftest.py", "tests/skips.txt", "tests/system/__init__.py")
 TOOLS = ("sh", "mount", "umount", "losetup", "mkfs.ext4", "ldd", "nsenter", "unshare")
-MODULES = ("quota_tree", "quota_v2", "loop")
+MODULES = ("quota_tree", "quota_v2", "loop", "overlay")
+CALL_ROOT, INIT_BINARY = "/call-root.ext4", "/dsec-init"  # for lanes of calls, where a machine has been given them
 LEFT_OUT = {"test", "idlelib", "tkinter", "ensurepip", "site-packages", "lib2to3", "pydoc_data", "__pycache__"}
 KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1 cgroup_no_v1=all mitigations=off rdinit=/init"
 
@@ -88,16 +99,11 @@ def build_root(scratch: Path, image: Path, command: list[str]) -> Root:
     source = Path(__file__).with_name("init.c")
     subprocess.run(["cc", "-static", "-O2", "-o", str(init), str(source)], check=True, timeout=60, capture_output=True)
     root = Root(files={"/init": init})
-    for name in ("proc", "sys", "dev", "tmp", "run", "etc"):
+    for name in ("proc", "sys", "dev", "tmp", "run", "etc", "mnt"):
         root.files[f"/{name}/.keep"] = b""
     root.files |= {"/etc/mtab": b"", "/etc/fstab": b""}
     root.links = {"/bin": "usr/bin", "/sbin": "usr/sbin"}
-    python = Path(sys.executable).resolve()
-    root.add_program(python)
-    stdlib = Path(sysconfig.get_path("stdlib"))
-    root.add_tree(stdlib, str(stdlib))
-    for extension in (stdlib / "lib-dynload").glob("*.so"):
-        root.add_program(extension)
+    python = _add_python(root)
     for name in PACKAGES:
         for file in importlib.metadata.distribution(name).files or ():
             located = Path(str(file.locate()))
@@ -118,16 +124,57 @@ def build_root(scratch: Path, image: Path, command: list[str]) -> Root:
     return root
 
 
+def call_parts(scratch: Path) -> dict[str, Path | bytes]:
+    """What lanes need of a machine: dsec-init, and an ext4 (which takes idmapped mounts) with Python and a shell."""
+    inside = Root(links={"/bin": "usr/bin"})
+    _add_python(inside)
+    inside.add_program(Path(shutil.which("sh") or "/bin/sh").resolve(), "/usr/bin/sh")
+    tree = scratch / "call-root"
+    for name in ("proc", "sys", "dev", "tmp", "run", "etc", "var/tmp", "usr/bin"):
+        (tree / name).mkdir(parents=True, exist_ok=True)
+    (tree / "bin").symlink_to("usr/bin")
+    for path, content in inside.files.items():
+        target = tree / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content) if isinstance(content, bytes) else shutil.copy(content, target)
+    python = tree / "usr/bin/python3"
+    if not python.exists():
+        python.symlink_to(Path(sys.executable).resolve())
+    image = scratch / "call-root.ext4"
+    subprocess.run(
+        ["mkfs.ext4", "-q", "-O", "^has_journal", "-d", str(tree), str(image), "160M"],
+        check=True, timeout=60, capture_output=True,
+    )  # fmt: skip
+    return {CALL_ROOT: image, INIT_BINARY: build(scratch / "bin")}
+
+
+def _add_python(root: Root) -> Path:
+    python = Path(sys.executable).resolve()
+    root.add_program(python)
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    root.add_tree(stdlib, str(stdlib))
+    for extension in (stdlib / "lib-dynload").glob("*.so"):
+        root.add_program(extension)
+    return python
+
+
 def _modules(image: Path) -> list[Path]:
     found = {path.stem: path for path in image.parents[1].glob("lib/modules/*/kernel/**/*.ko") if path.stem in MODULES}
     return [found[name] for name in MODULES if name in found]
 
 
-def run_in_machine(scratch: Path, image: Path, command: list[str], *, timeout_s: float) -> str:
-    """Run `python <command>` on that kernel; the console's text, whose last lines hold "exit status N"."""
+def run_in_machine(
+    scratch: Path, image: Path, command: list[str], *, timeout_s: float, also: Mapping[str, Path | bytes] | None = None
+) -> str:
+    """Run `python <command>` on that kernel; the console's text, whose last lines hold "exit status N".
+
+    also: further files of its root, as `call_parts` makes.
+    """
     archive = scratch / "initrd"
+    root = build_root(scratch, image, command)
+    root.files |= also or {}
     with archive.open("wb") as out:
-        build_root(scratch, image, command).write(out)
+        root.write(out)
     megahertz = re.search(r"cpu MHz\s*:\s*(\d+)", Path("/proc/cpuinfo").read_text())
     early = f" tsc_early_khz={int(megahertz[1]) * 1000}" if megahertz else ""
     argv = "qemu-system-x86_64 -M q35 -accel tcg,thread=multi -m 2048 -smp 1".split()
