@@ -43,6 +43,11 @@ class Engine:
         self._without_zygote: set[str] = set()
         self._languages: dict[tuple[str, str], LanguageInfo] = {}
 
+    @property
+    def at_once(self) -> int:
+        """How many tests of one submission run or wait for a turn at the same time."""
+        return 2 * self._runner.turns
+
     async def run(self, request: FnRequest, *, digest: str, image_env: Mapping[str, str], namespace: str) -> FnResult:
         """One call. UsageError names what is wrong with it; a fault of ours is the verdict internal_error."""
         test = FnTest(stdin=request.stdin, expected=request.expected)
@@ -236,9 +241,7 @@ class _Case:
                 if stop_at_first and results[-1].verdict != "accepted":
                     break
         else:
-            async with asyncio.TaskGroup() as group:
-                running = [group.create_task(self._one(test, artefact)) for test in tests]
-            results = [task.result() for task in running]
+            results = await self._all(tests, artefact)
         failed = next((result for result in results if result.verdict != "accepted"), None)
         return SubmitResult(
             verdict=failed.verdict if failed else "accepted",
@@ -247,6 +250,23 @@ class _Case:
             passed=sum(result.verdict == "accepted" for result in results),
             total=len(tests),
         )
+
+    async def _all(self, tests: list[FnTest], artefact: Artefact | None) -> list[FnResult]:
+        """Those that could run soon wait in the queue, which is everybody's; the others wait here."""
+        results: dict[int, FnResult] = {}
+        numbered = iter(enumerate(tests))
+
+        async def work() -> None:
+            for place, test in numbered:
+                results[place] = await self._one(test, artefact)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(len(tests), self._engine.at_once)):
+                    group.create_task(work())
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        return [results[place] for place in range(len(tests))]
 
     async def _one(self, test: FnTest, artefact: Artefact | None) -> FnResult:
         result = await self._engine.execute(

@@ -67,6 +67,11 @@ class Runner:
         self._queue = queue
         self._pool = pool
 
+    @property
+    def turns(self) -> int:
+        """How many calls run at the same time."""
+        return self._queue.running_max
+
     async def run(
         self,
         kind: LaneKind,

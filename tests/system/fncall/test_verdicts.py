@@ -163,6 +163,20 @@ async def test_stop_at_first_failure(calls: CallHost) -> None:
     assert whole.verdict == "wrong_answer"
 
 
+async def test_more_tests_than_the_queue_holds(calls: CallHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submission's tests do not fill the queue that all share; a refusal is one error, whatever it has judged."""
+    queue = calls.lanes.queue
+    monkeypatch.setattr(queue, "waiting_max", queue.running_max)
+    tests = [FnTest(stdin=str(n).encode(), expected=str(n).encode(), name=str(n)) for n in range(50)]
+    judged = await calls.submit(tests, language="python", code="print(input())")
+    assert (judged.verdict, judged.passed) == ("accepted", 50)
+    assert [test.name for test in judged.tests] == [test.name for test in tests]
+    monkeypatch.setattr(queue, "waiting_max", 0)
+    with pytest.raises(CapacityError) as full:
+        await calls.submit(tests, language="python", code="print(input())")
+    assert full.value.code == "queue_full"
+
+
 @pytest.mark.parametrize(
     ("body", "verdict"),
     [
