@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsec_imagefs import ImageStore, MountTable
-from dsec_imagefs.blobd import BlobClient
+from dsec_imagefs.blobd import BlobClient, ensure_server
+from dsec_imagefs.lazy import IMAGE_SETTINGS
 from dsec_imagefs.remote import Remote
 from dsec_imagefs.stores.parse import parse_store
 from dsec_imagefs.syscalls import mount_fs, umount
@@ -91,6 +92,7 @@ def run(bench: Bench) -> dict[str, Any]:
         "touched_mib": touched >> 20, "latency_ms": _LATENCY_MS, "bandwidth_mib_s": _MIB_S,
         "lazy": lazy, "whole": whole,
         "ratio_time": whole["ready_s"] / lazy["ready_s"],
+        "ratio_time_server_running": whole["ready_s"] / (lazy["ready_s"] - lazy["server_start_s"]),
         "ratio_disk": lazy["disk_bytes"] / whole["disk_bytes"],
         "ratio_fetched_to_touched": lazy["fetched_bytes"] / touched,
     }  # fmt: skip
@@ -140,6 +142,9 @@ def _lazily(work: Path, url: str, names: list[str], burst: Burst) -> dict[str, A
 
     try:
         before = _disk(work / "node")
+        began = time.monotonic()
+        ensure_server(store.root, IMAGE_SETTINGS)  # once a host; it counts, and is also told apart
+        server_s = time.monotonic() - began
         took, cpu_s = _all_ready(work, burst, start)
         stats = BlobClient(store.root).stats()
         fetched = sum(row["present_bytes"] for row in stats["blobs"])
@@ -147,7 +152,8 @@ def _lazily(work: Path, url: str, names: list[str], burst: Burst) -> dict[str, A
         again, _ = _all_ready(work, burst, start)
         after = BlobClient(store.root).stats()
         result = {
-            "ready_s": took, "cpu_s": cpu_s, "fetched_bytes": fetched, "disk_bytes": _disk(work / "node") - before,
+            "ready_s": server_s + took, "server_start_s": server_s, "cpu_s": cpu_s,
+            "fetched_bytes": fetched, "disk_bytes": _disk(work / "node") - before,
             "metadata_bytes": _disk(work / "node" / "objects"),
             "second": {
                 "ready_s": again,
