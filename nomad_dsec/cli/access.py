@@ -24,14 +24,14 @@ def add_access(parser: argparse.ArgumentParser) -> None:
     add_data(group)
 
 
-def add_data(parser: argparse._ActionsContainer) -> None:
-    """Give a verb --data, the directory of `dsec dev`."""
+def add_data(parser: argparse._ActionsContainer, default: str = f"DSEC_DATA or {DEFAULT_DATA}") -> None:
+    """Give a verb --data, the directory of `dsec dev`; `default` is told in the help."""
     parser.add_argument(
         "--data",
         type=Path,
         default=None,
         metavar="DIR",
-        help=f"directory of `dsec dev` (default DSEC_DATA or {DEFAULT_DATA})",
+        help=f"directory of `dsec dev` (default {default})",
     )
 
 

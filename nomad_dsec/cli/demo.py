@@ -31,7 +31,7 @@ PACKAGES = "python3,python3-pytest,gcc,git,ca-certificates,procps,gdb,make,g++"
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Flags of `dsec demo`."""
-    add_data(parser)
+    add_data(parser, str(DEFAULT_DATA))
     parser.add_argument("--images", type=Path, default=None, metavar="DIR", help="image store (default: <data>/images)")
     parser.add_argument("--image", default="", help=f"default: {IMAGE}, built by debootstrap when missing")
     parser.add_argument("--report", type=Path, default=Path("demo-report"), metavar="DIR", help="where the report goes")

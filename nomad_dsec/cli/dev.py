@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import socket
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from libdsec.errors import UsageError
 from nomad_dsec.cli.access import add_data, layout_of
 from nomad_dsec.cli.output import add_json, print_json, say
 from nomad_dsec.dev import cluster, control
+from nomad_dsec.dev.layout import DEFAULT_DATA
 from nomad_dsec.dev.processes import is_alive
 from nomad_dsec.dev.supervisor import DevOptions, Supervisor
 from nomad_dsec.ids import check_node
@@ -66,10 +68,10 @@ async def run(args: argparse.Namespace) -> int:
         cluster.check_tools()
     if args.detach:
         _print_env(await control.start_detached(layout, _argv(args, layout)), as_json=args.json)
-        say("dsec dev is ready; stop it with `dsec dev stop`")
+        say(f"dsec dev is ready; stop it with `{_stop_of(layout)}`")
         return 0
     setup_logging(level="info", json_lines=not sys.stderr.isatty())
-    await Supervisor(_options(args, layout), lambda state: _announce(state, as_json=args.json)).run()
+    await Supervisor(_options(args, layout), lambda state: _announce(state, layout, as_json=args.json)).run()
     return 0
 
 
@@ -100,9 +102,14 @@ def _argv(args: argparse.Namespace, layout: Layout) -> list[str]:
     return [*argv, "--keep"] if args.keep else argv
 
 
-def _announce(state: DevState, *, as_json: bool) -> None:
+def _announce(state: DevState, layout: Layout, *, as_json: bool) -> None:
     _print_env(state, as_json=as_json)
-    say("dsec dev is ready; stop it with Ctrl-C or `dsec dev stop`")
+    say(f"dsec dev is ready; stop it with Ctrl-C or `{_stop_of(layout)}`")
+
+
+def _stop_of(layout: Layout) -> str:
+    """The command that stops this one, and not that of another directory."""
+    return "dsec dev stop" if layout.data == DEFAULT_DATA else f"dsec dev stop --data {shlex.quote(str(layout.data))}"
 
 
 def _print_env(state: DevState, *, as_json: bool) -> None:

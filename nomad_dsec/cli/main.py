@@ -92,8 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = asyncio.run(outcome) if inspect.iscoroutine(outcome) else outcome
         sys.stdout.flush()
         return int(code or 0)
-    except (DsecError, ExceptionGroup) as raised:  # under a TaskGroup ours comes in a group
+    except (DsecError, BrokenPipeError, ExceptionGroup) as raised:  # under a TaskGroup ours comes in a group
         error = _first(raised)
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0  # the reader has what it wanted: `dsec ... | head`
         if not isinstance(error, DsecError):
             raise
         say_error(error)
@@ -101,11 +104,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-    except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader has what it wanted: `dsec ... | head`
-        return 0
 
 
 def _first(error: Exception) -> Exception:

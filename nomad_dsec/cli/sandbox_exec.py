@@ -1,7 +1,7 @@
 """`dsec sandbox exec` and `shell`: a command in a sandbox with our stdin, stdout and terminal.
 
 The exit code is the program's; 128+n when signal n ended it, 124 when its timeout did, 125 for a fault of the platform,
-127 when the sandbox has no such program (126: it can't be run).
+127 when the sandbox has no such program (126: it can't be run). Ctrl-C, or a closed pipe after us, ends it too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import stat
 import sys
 import termios
 import tty
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ TIMED_OUT = 124
 _CTRL_D = b"\x04"  # what a terminal says at its end; it has no end of file of its own
 _SHELL = "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi"
 _READ_BYTES = 64 * 1024
+_END_S = 5.0
 
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -97,8 +98,20 @@ async def run_exec(args: argparse.Namespace) -> int:
         with _raw_terminal(enabled=terminal):
             end = _CTRL_D if terminal or forced else b""
             feed = _feed if args.stdin or args.tty else None
-            result = await _converse(sandbox, process, feed=feed and partial(feed, end=end), terminal=terminal)
+            try:
+                result = await _converse(sandbox, process, feed=feed and partial(feed, end=end), terminal=terminal)
+            except (asyncio.CancelledError, ExceptionGroup) as ended:
+                if isinstance(ended, asyncio.CancelledError) or ended.subgroup(BrokenPipeError) is not None:
+                    await _end(process)
+                raise
         return exit_code_of(result)
+
+
+async def _end(process: AsyncProcess) -> None:
+    """Ctrl-C, or nobody reads us any more: the command ends too, as under a local shell. Best effort."""
+    with suppress(PlatformError, TimeoutError):
+        async with asyncio.timeout(_END_S):
+            await process.kill()
 
 
 def exit_code_of(result: ExecResult) -> int:

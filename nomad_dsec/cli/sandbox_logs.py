@@ -88,4 +88,6 @@ def _print_execs(execs: list[ExecReply], *, as_json: bool) -> int:
 def _end_of(entry: ExecReply) -> str:
     if entry.running:
         return "running"
-    return f"signal {entry.signal}" if entry.exit_code is None else f"exit {entry.exit_code}"
+    if entry.exit_code is not None:
+        return f"exit {entry.exit_code}"
+    return "never ran" if entry.signal is None else f"signal {entry.signal}"

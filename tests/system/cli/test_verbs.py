@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -170,6 +171,27 @@ def test_logs_of_what_ran_and_of_what_runs(stack, sandbox):
         assert wrong.returncode in (1, 2), argv
         assert wrong.stdout == b""
         assert wrong.stderr
+
+
+@pytest.mark.parametrize("ended_by", ["closed pipe", "Ctrl-C"])
+def test_a_command_ends_with_the_exec_that_nobody_reads_any_more(stack, sandbox, ended_by):
+    """`exec ... | head -1` is no traceback, and neither it nor Ctrl-C leaves the command running in the sandbox."""
+    env = {"PATH": os.environ["PATH"], "DSEC_DATA": str(stack.data), "PYTHONPATH": f"{REPO}:{REPO / 'sdk'}"}
+    argv = [sys.executable, "-m", "nomad_dsec.cli", "sandbox", "exec", sandbox, "--", "sh", "-c"]
+    command = "while :; do echo y; done" if ended_by == "closed pipe" else "echo y; exec sleep 300"
+    with subprocess.Popen([*argv, command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ours:
+        assert ours.stdout.readline() == b"y\n"
+        if ended_by == "Ctrl-C":
+            ours.send_signal(signal.SIGINT)
+        else:
+            ours.stdout.close()
+        said = ours.stderr.read().decode()
+        code = ours.wait(30)
+    assert (code, said) == ((130, "interrupted\n") if ended_by == "Ctrl-C" else (0, ""))
+    deadline = time.monotonic() + 20
+    while (entry := json.loads(stack.dsec("sandbox", "logs", sandbox, "--json").stdout)[0]).get("running"):
+        assert time.monotonic() < deadline, "still running"
+    assert (entry.get("exit_code"), entry.get("signal")) == (None, 9)
 
 
 def test_images_through_the_cli(tmp_path):
