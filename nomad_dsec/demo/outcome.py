@@ -89,9 +89,12 @@ class Outcome:
         if not self.judging.judged:
             return [("submissions judged", "none: " + "; ".join(self.judging.missing))]
         given = self.judging.verdicts()
+        planted = sum(1 for one in self.judging.judged if one.submission.verdict == "internal_error")
+        notes = {"internal_error": f" ({planted} planted: a checker that is broken)"}
+        verdicts = [f"{verdict} {count}{notes.get(verdict, '')}" for verdict, count in given.most_common()]
         return [
             ("submissions judged", f"{len(self.judging.judged)} in {self.judging.took_s:.1f} s"),
-            ("verdicts", ", ".join(f"{verdict} {count}" for verdict, count in given.most_common())),
+            ("verdicts", ", ".join(verdicts)),
             ("verdicts astray", str(len(self.judging.astray))),
         ]
 
@@ -100,4 +103,8 @@ class Outcome:
         if not rewards:
             return "none"
         solved = sum(1 for reward in rewards if reward >= 0.999)
-        return f"mean {sum(rewards) / len(rewards):.2f}, {solved} solved of {len(rewards)}"
+        groups = sorted({rollout.group for rollout in self.rollouts})
+        members = [[r.reward for r in self.rollouts if r.group == one and r.reward is not None] for one in groups]
+        means = ", ".join(f"{sum(group) / len(group):.2f}" if group else "none" for group in members)
+        mean = sum(rewards) / len(rewards)
+        return f"mean {mean:.2f} (by group {means}), {solved} solved of {len(rewards)}"

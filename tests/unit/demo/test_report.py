@@ -8,11 +8,13 @@ import pytest
 
 from nomad_dsec.demo import charts
 from nomad_dsec.demo.agents import AGENTS, MIX, cast
+from nomad_dsec.demo.judging import Judged, Judging
 from nomad_dsec.demo.measure import Latencies, percentile
 from nomad_dsec.demo.outcome import Crash, Outcome
 from nomad_dsec.demo.probes import Isolation
 from nomad_dsec.demo.report import render
 from nomad_dsec.demo.rollout import Rollout, Step, set_advantages
+from nomad_dsec.demo.submissions import SUBMISSIONS
 from nomad_dsec.demo.tasks import HOME, TASKS, edited
 
 
@@ -100,6 +102,16 @@ def test_the_page_is_whole_fetches_nothing_and_escapes():
     assert page.count("<svg") == 5
     assert dict(outcome.summary())["rollouts masked by faults"] == "1"
     assert "SIGKILL" in page
+
+
+def test_the_summary_tells_each_group_apart_and_what_internal_errors_were_planted():
+    rollouts = _rollouts()
+    judged = [Judged(submission=one, verdict=one.verdict) for one in SUBMISSIONS]
+    judged.append(Judged(submission=SUBMISSIONS[0], verdict="internal_error"))
+    summary = dict(Outcome(image="i", facts={}, rollouts=rollouts, judging=Judging(judged=judged)).summary())
+    assert summary["rewards"] == "mean 0.70 (by group 0.50, 1.00), 3 solved of 5"
+    assert "internal_error 2 (1 planted: a checker that is broken)" in summary["verdicts"]
+    assert summary["verdicts astray"] == "1"
 
 
 def test_charts_of_nothing_are_words():
