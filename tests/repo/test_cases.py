@@ -9,9 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| ([EFLIP]\d+) \|", re.MULTILINE)
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-# E9-E11 come with fncall, I4 with lazily read images. P: the drivers of a cluster.
-CASES = [f"E{n}" for n in range(1, 9)] + [f"F{n}" for n in range(1, 6)] + [f"L{n}" for n in range(1, 13)]
-CASES += ["I1", "I2", "I3"] + [f"P{n:02}" for n in range(1, 41)]
+# P: the drivers of a cluster.
+CASES = [f"E{n}" for n in range(1, 12)] + [f"F{n}" for n in range(1, 6)] + [f"L{n}" for n in range(1, 13)]
+CASES += [f"I{n}" for n in range(1, 5)] + [f"P{n:02}" for n in range(1, 41)]
 
 
 def _rows() -> dict[str, str]:
