@@ -195,7 +195,8 @@ def _commit(connection: sqlite3.Connection, batch: Sequence[_Unit]) -> None:
             try:
                 for sql, parameters in unit.statements:
                     connection.execute(sql, parameters)
-            except sqlite3.Error as error:
+            # A value SQLite cannot bind (an int past 64 bits, a lone surrogate) fails its unit, never the writer.
+            except (sqlite3.Error, OverflowError, ValueError, TypeError) as error:
                 connection.execute("ROLLBACK TO unit")
                 unit.error = error
             connection.execute("RELEASE unit")

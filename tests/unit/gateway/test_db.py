@@ -29,6 +29,14 @@ async def test_what_was_written_is_read_at_once(db):
     assert names(db) == ["a", "b"]
 
 
+@pytest.mark.parametrize("value", [2**64, "\ud800"], ids=["int past 64 bits", "lone surrogate"])
+async def test_a_value_sqlite_cannot_bind_fails_its_unit_and_not_the_writer(db, value):
+    with pytest.raises(PlatformError):
+        await db.write((INSERT, ("half",)), (INSERT, (value,)))
+    await db.write((INSERT, ("after",)))
+    assert names(db) == ["after"]
+
+
 async def test_a_failing_unit_fails_alone_and_whole(db):
     await db.write((INSERT, ("taken",)))
     results = await asyncio.gather(
