@@ -23,10 +23,10 @@ RETRY_AFTER_S = 5.0
 class Quota(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Upper bounds; None is no bound. cpus in cores, memory and disk (writable layers) in MiB."""
 
-    sandboxes: Annotated[int, Meta(ge=0)] | None = None
+    sandboxes: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     cpus: Annotated[float, Meta(ge=0)] | None = None
-    memory_mib: Annotated[int, Meta(ge=0)] | None = None
-    disk_mib: Annotated[int, Meta(ge=0)] | None = None
+    memory_mib: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    disk_mib: Annotated[int, Meta(ge=0, le=2**53)] | None = None
 
 
 UNLIMITED = Quota()
