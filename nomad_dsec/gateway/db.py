@@ -11,6 +11,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -73,6 +74,8 @@ class Database:
         """Rows now. Only for look-ups by primary key and for small tables: it blocks the caller."""
         try:
             return self._reader.execute(sql, parameters).fetchall()
+        except (OverflowError, UnicodeEncodeError):
+            return []  # no row can hold what can't be bound
         except sqlite3.Error as error:
             raise _failed(self._path, error) from error
 
@@ -108,7 +111,7 @@ class Database:
         return int(self._reader.execute("PRAGMA data_version").fetchone()[0])
 
     def _write_loop(self) -> None:
-        connection = _connect(self._path)
+        connection: sqlite3.Connection | None = None
         mode = ""
         try:
             while (first := self._queue.get()) is not None:
@@ -119,15 +122,24 @@ class Database:
                     if unit is not None:
                         batch.append(unit)
                 wanted = "FULL" if any(unit.durable for unit in batch) else "NORMAL"
-                if wanted != mode:
-                    connection.execute(f"PRAGMA synchronous={wanted}")
-                    mode = wanted
-                _commit(connection, batch)
+                try:
+                    if connection is None:
+                        connection, mode = _connect(self._path), ""
+                    if wanted != mode:
+                        connection.execute(f"PRAGMA synchronous={wanted}")
+                        mode = wanted
+                    _commit(connection, batch)
+                except Exception as error:  # whatever it is: without its writer every later write would hang
+                    log.exception("the database writer starts over", path=str(self._path))
+                    for unit in batch:
+                        unit.error = unit.error or error
+                    _close(connection)
+                    connection = None
                 _answer(batch)
                 if last:
                     return
         finally:
-            connection.close()
+            _close(connection)
 
 
 def open_database(directory: Path) -> Database:
@@ -186,6 +198,12 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _close(connection: sqlite3.Connection | None) -> None:
+    if connection is not None:
+        with suppress(sqlite3.Error):
+            connection.close()
+
+
 def _commit(connection: sqlite3.Connection, batch: Sequence[_Unit]) -> None:
     """One transaction; a unit that fails is rolled back alone, a failing commit fails them all."""
     try:
@@ -213,8 +231,9 @@ def _answer(batch: Sequence[_Unit]) -> None:
         if unit.loop is None:
             if unit.error is not None:
                 log.error("a database write failed", error=str(unit.error))
-        elif not unit.loop.is_closed():
-            unit.loop.call_soon_threadsafe(_resolve, unit)
+        else:
+            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+                unit.loop.call_soon_threadsafe(_resolve, unit)
 
 
 def _resolve(unit: _Unit) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import queue
 import sqlite3
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ _SAVE = """
 INSERT INTO sandbox VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET incarnation = excluded.incarnation,
 state = excluded.state, reason = excluded.reason, updated_at = excluded.updated_at, row = excluded.row
 """
+#: What sqlite3 raises for a value: an integer past 64 bits, a lone surrogate, a type it does not know.
+_UNBINDABLE = (OverflowError, ValueError, TypeError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +177,29 @@ class Journal:
                 db.execute(write.sql, write.values)
             db.execute("COMMIT")
             self.broken = ""
+        except _UNBINDABLE as failed:
+            _roll_back(db)
+            if len(batch) > 1:  # the others have done nothing wrong
+                for write in batch:
+                    self._commit(db, [write])
+                return
+            error = PlatformError("journal_failed", f"no value that {self._path} can hold: {failed}")
         except sqlite3.Error as failed:
             self.broken = str(failed)
             error = PlatformError(
                 "journal_failed", f"the node can't write {self._path}: {failed}", hint="is the disk full?"
             )
-            if db.in_transaction:
-                db.execute("ROLLBACK")
+            _roll_back(db)
         try:
             batch[0].loop.call_soon_threadsafe(_settle, batch, error)
         except RuntimeError:  # the loop is closed already: nobody waits any more
             log.warning("the journal outlived its event loop", writes=len(batch))
+
+
+def _roll_back(db: sqlite3.Connection) -> None:
+    with suppress(sqlite3.Error):  # the next BEGIN says it again; a dead writer would hang every later write
+        if db.in_transaction:
+            db.execute("ROLLBACK")
 
 
 def _settle(batch: list[_Write], error: PlatformError | None) -> None:

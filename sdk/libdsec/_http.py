@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import random
 import time
 from contextlib import asynccontextmanager
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from libdsec._settings import Settings
 
+_log = logging.getLogger("libdsec")
 T = TypeVar("T")
 MAX_ERROR_BYTES = 256 * 1024
 IDLE_S = 300.0  # silence after which a waiting call is sent again: a peer that vanished without a FIN is noticed
@@ -38,6 +40,7 @@ _QUICK_CONNECTIONS = 64
 _KEPT_S = 30.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
+_TELL_AFTER_S = 2.0
 _PROXY_STATUS = frozenset({502, 503, 504})
 
 
@@ -62,6 +65,7 @@ class Persistence:
     pause_s: float = _FIRST_PAUSE_S
     give_up_at: float | None = None
     began: float = field(default_factory=time.monotonic)
+    told: bool = False
 
     async def pause_or_raise(self, error: DsecError, *, repeatable: bool) -> None:
         """Sleep before the next attempt, or raise the error when there is to be none."""
@@ -71,8 +75,12 @@ class Persistence:
         if self.give_up_at is None or now - self.began > self.window_s:
             self.give_up_at = now + self.window_s  # a new fault after a long good stretch has its own window
             self.pause_s = _FIRST_PAUSE_S
+            self.told = False
         if now >= self.give_up_at:
             raise error
+        if not self.told and now - (self.give_up_at - self.window_s) > _TELL_AFTER_S:
+            self.told = True  # a wait that nobody explains looks like a hang
+            _log.warning("%s; trying again for up to %.0f s", error, self.give_up_at - now)
         await asyncio.sleep(self.pause_s * (0.5 + random.random()))  # noqa: S311 - jitter
         self.pause_s = min(self.pause_s * 2, _LONGEST_PAUSE_S)
         self.began = time.monotonic()

@@ -68,6 +68,23 @@ async def test_close_flushes_what_nobody_waited_for(tmp_path):
     again.close()
 
 
+async def test_the_writer_outlives_whatever_a_commit_raises(db, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no such thing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nomad_dsec.gateway.db._commit", broken)
+        with pytest.raises(PlatformError, match="no such thing"):
+            await db.write((INSERT, ("a",)))
+    await db.write((INSERT, ("b",)))
+    assert names(db) == ["b"]
+
+
+def test_what_no_row_can_hold_is_not_found(db):
+    for value in (2**70, "\ud800"):
+        assert db.read("SELECT sandbox FROM intents WHERE sandbox = ?", (value,)) == []
+
+
 async def test_a_cancelled_writer_harms_no_other(db):
     first = asyncio.create_task(db.write((INSERT, ("a",))))
     await asyncio.sleep(0)

@@ -74,6 +74,21 @@ async def test_a_failed_write_is_told_to_each_and_the_next_one_heals(tmp_path):
     journal.close()
 
 
+async def test_a_value_that_no_row_can_hold_fails_its_own_write_only(tmp_path):
+    journal = Journal(tmp_path / "journal.db")
+    journal.open()
+    names = [f"fact-{number}" for number in range(20)]
+    writes = [journal.put_fact(name, "\ud800" if name == "fact-7" else name) for name in names]
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    failed = [name for name, outcome in zip(names, outcomes, strict=True) if outcome is not None]
+    assert failed == ["fact-7"]
+    assert isinstance(outcomes[7], PlatformError)
+    assert not journal.broken
+    await journal.put_fact("later", "yes")
+    assert set(journal.facts()) == {*names, "later"} - {"fact-7"}
+    journal.close()
+
+
 def test_a_journal_of_another_kind_is_refused_with_its_path(tmp_path):
     path = tmp_path / "journal.db"
     path.write_bytes(b"no database at all, but longer than a header" * 40)
