@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dsec_imagefs.blobd.block_map import ABSENT
+from dsec_imagefs.errors import ImageError
 
 if TYPE_CHECKING:
     from dsec_imagefs.blobd.cached import CachedBlob
@@ -83,7 +84,12 @@ class Budget:
             if not batch:
                 break
             for blob, numbers in batch.items():
-                gone = 0 if blob.complete else blob.drop(numbers)
+                try:
+                    gone = blob.drop(numbers)
+                except ImageError as err:
+                    if err.code != "in_use":
+                        raise
+                    continue  # it became complete since it was chosen
                 freed += gone
                 with self._lock:
                     self.used_bytes -= gone

@@ -93,7 +93,8 @@ class CachedBlob:
             states = parse_map(self.map_path.read_bytes(), self._key, self._boot_id)
         except OSError as err:
             raise SyscallError("read", err.errno or 0, str(self.map_path)) from err
-        self._synced = {number for number, state in enumerate(states) if state != ABSENT}
+        # Not the suspect ones: the next map has this boot's name, and would vouch for what nobody has hashed.
+        self._synced = {number for number, state in enumerate(states) if state == TRUSTED}
         for number in self._numbers_with_data():
             if states[number] == ABSENT:
                 states[number] = SUSPECT
@@ -145,6 +146,7 @@ class CachedBlob:
         with self._lock:
             if number in self._evicting:
                 return None
+            was = self.states[number]
         try:
             if not self.index.is_zero(number):
                 self.write(number, data)
@@ -153,7 +155,10 @@ class CachedBlob:
                 raise
             self._forget(number)
             return None
-        return self._note(number)
+        more = self._note(number, was)
+        if more is None:
+            self._forget(number)  # it may have been written after the hole was made
+        return more
 
     def write(self, number: int, data: bytes) -> None:
         """Write the bytes of a block, no more."""
@@ -168,9 +173,12 @@ class CachedBlob:
         except SyscallError:  # it stays ABSENT, whatever part of it was written
             return
 
-    def _note(self, number: int) -> int:
+    def _note(self, number: int, was: int) -> int | None:
+        """Trust a block that was just written, unless it was there before (`was`) and evicted meanwhile."""
         with self._lock:
             fresh = self.states[number] == ABSENT
+            if fresh and was != ABSENT:
+                return None
             self.states[number] = TRUSTED
             self._unsynced.add(number)
         return self.index.raw_length(number) if fresh else 0
@@ -180,7 +188,8 @@ class CachedBlob:
         with self._lock:
             if number in self._evicting:
                 return None
-        return self._note(number) if self.index.verify(number, self.read(number)) else None
+            was = self.states[number]
+        return self._note(number, was) if self.index.verify(number, self.read(number)) else None
 
     def read(self, number: int) -> bytes:
         """A block's bytes as they lie on disk, of whatever state; short when the file was cut."""
@@ -210,9 +219,9 @@ class CachedBlob:
         Raises:
             ImageError: ``in_use`` for a complete file: the kernel may be reading it by itself.
         """
-        if self.complete:
-            raise ImageError("in_use", f"{self.digest} is complete", "evict it by name")
         with self._sync_lock:
+            if self.complete:  # looked at under the lock: it may have become so while this waited
+                raise ImageError("in_use", f"{self.digest} is complete", "evict it by name")
             with self._lock:
                 victims = [number for number in sorted(set(numbers)) if self.states[number] != ABSENT]
                 self._turn_absent(victims)

@@ -64,9 +64,9 @@ class Filler:
         self._keep(blob, number, data)
 
     def _local(self, blob: CachedBlob, number: int) -> bytes | None:
+        generation = blob.generation  # before the state: an eviction in between must be seen
         state = blob.states[number]
         if state == TRUSTED:
-            generation = blob.generation
             data = blob.read(number)
             if blob.generation == generation and len(data) == blob.index.raw_length(number):
                 return data
