@@ -164,7 +164,10 @@ async def error_middleware(
         if error.status < 400:
             raise
         kind = DeniedError if error.status in (401, 403) else UsageError
-        reply = error_reply(kind(f"http_{error.status}", f"{request.method} {request.path}: {error.reason}"))
+        words = " ".join((error.text or "").split())  # such as what a WebSocket's request lacks
+        hint = words if words != f"{error.status}: {error.reason}" else "GET /openapi.json lists what there is"
+        message = f"{request.method} {without_keys(request.path)}: {error.reason}"
+        reply = error_reply(kind(f"http_{error.status}", message, hint=hint))
         reply.set_status(error.status)
         return reply
     except (ConnectionResetError, asyncio.CancelledError):

@@ -108,7 +108,8 @@ class FakeNode:
     async def _scripted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.Response(status=401)
-        route = f"{request.method} {request.match_info.route.resource.canonical}"
+        resource = request.match_info.route.resource  # None: there is no such route, which aiohttp says itself
+        route = f"{request.method} {resource.canonical if resource else ''}"
         self.calls[route] += 1
         return await self.script.get(route, handler)(request)
 

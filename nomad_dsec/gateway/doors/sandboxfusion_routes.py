@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from libdsec.errors import DsecError, UsageError
+from libdsec.errors import CapacityError, DsecError, UsageError
 from libdsec.wire import Ok
 from libdsec.wire_fncall import FnResult
 
 from nomad_dsec.gateway.calls import CALL, body_max
 from nomad_dsec.gateway.doors import sandboxfusion as fusion
 from nomad_dsec.gateway.keys import Principal, Unauthenticated
-from nomad_dsec.httpd import json_reply, read_json
+from nomad_dsec.httpd import error_reply, json_reply, read_json
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -61,7 +61,11 @@ class FusionDoor:
     async def fusion_health(self, request: web.Request, principal: None) -> web.StreamResponse:
         """GET /health: calls can be taken."""
         del request, principal
-        return json_reply(Ok(), status=200 if self._calls.is_ready() else 503)
+        if self._calls.is_ready():
+            return json_reply(Ok())
+        reply = error_reply(CapacityError("not_ready", "no node takes calls now", hint="`dsec node ls` says why"))
+        reply.set_status(503)
+        return reply
 
     def _authenticate(self, request: web.Request) -> Principal:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
