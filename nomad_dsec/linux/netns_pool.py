@@ -188,6 +188,8 @@ class NetnsPool:
         """When every process of its owner is dead: reuse it if it is untouched, else let it go."""
         if slot.kind == "none" and slot.fd >= 0:
             await self._on_worker(self._reuse_or_close, slot)
+            if len(self._idle["none"]) > max(self._sizes["none"], 1):
+                self._low.set()  # fill() made one more between the worker's look and its append
         else:
             await self._let_go(slot)
 
