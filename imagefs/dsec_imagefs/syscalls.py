@@ -22,6 +22,7 @@ MS_BIND = 0x1000
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 0x2
 
+_SYNC_FILE_RANGE_WRITE = 2
 _SYS_OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
@@ -37,6 +38,11 @@ def openat2_beneath(dir_fd: int, path: bytes) -> int:
     if fd < 0:
         raise SyscallError("openat2", ctypes.get_errno(), os.fsdecode(path))
     return int(fd)
+
+
+def start_writeback(fd: int) -> None:
+    """Let the disk begin with all that was written to a file, without waiting: sync_file_range(2). Only a hint."""
+    _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
 
 def mount_fs(source: str, target: Path, fs_type: str | None, flags: int, options: str = "") -> None:

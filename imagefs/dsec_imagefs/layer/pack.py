@@ -7,7 +7,6 @@ the first buffer on, and the last sync runs beside the planning of the metadata.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 from array import array
@@ -22,6 +21,7 @@ from dsec_imagefs.errors import ImageError, failed_write
 from dsec_imagefs.layer.index import Block, Encoding, Index, zero_digest
 from dsec_imagefs.layer.manifest import Part, Wire
 from dsec_imagefs.layer.wire import BlockEncoder
+from dsec_imagefs.syscalls import start_writeback
 from dsec_imagefs.tree import HOLE, Content, StoredContent
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 BUFFER_BYTES = 4 << 20  # a whole number of the largest blocks
 _BUFFERS = 3
-_SYNC_FILE_RANGE_WRITE = 2
-_libc = ctypes.CDLL(None, use_errno=True)
 _MAX_CHUNKS = 1 << 25  # of all files with holes in a layer: 128 MiB of maps, which no honest layer has
 
 
@@ -142,7 +140,7 @@ class BlobWriter:
 
     def _write(self, full: memoryview) -> None:
         write_all(self._blob_fd, full)
-        _start_writeback(self._blob_fd)
+        start_writeback(self._blob_fd)  # so that the last fsync finds little
         self._hash.update(full)
 
     def _cut(self, full: memoryview) -> None:
@@ -189,11 +187,6 @@ class BlobWriter:
             name_file(self._blob_fd, self._out_dir, packed.blob.digest)
         if self._wire_fd is not None and packed.wire.size:
             name_file(self._wire_fd, self._out_dir, packed.wire.digest)
-
-
-def _start_writeback(fd: int) -> None:
-    """Let the disk begin with what was written, so that the last fsync finds little; only a hint."""
-    _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
 
 def open_unnamed(directory: Path, stack: ExitStack) -> int:
