@@ -15,10 +15,11 @@ from libdsec.sandbox import AsyncSandbox
 
 from tests.kit.abilities import needs
 from tests.kit.devstack import DevStack, image_store
+from tests.kit.leaks import clean_after
 from tests.kit.openapi_fuzz import Fuzzer
 from tests.kit.sizes import sized
 
-# the stack refills its pools as it likes; test_sdk_stack checks what one leaves
+# the stack refills its pools as it likes: what it must not leave is checked once it has stopped
 pytestmark = [pytest.mark.timeout(300), pytest.mark.leaks_ok]
 IMAGE = "debian-dev"
 _REAL = pytest.param("container", marks=needs("root", "erofs", "cgroup", "filters", "debootstrap", "debian-packages"))
@@ -28,9 +29,11 @@ _REAL = pytest.param("container", marks=needs("root", "erofs", "cgroup", "filter
 def stack(request, tmp_path):
     made = DevStack(tmp_path / "d")
     flags = ["--node-id", f"fz-{request.param}-{os.getpid()}", "--backends", request.param]
-    made.start(*flags, *(["--images", str(image_store())] if request.param == "container" else []))
-    yield made
-    made.stop()
+    flags += ["--images", str(image_store())] if request.param == "container" else []
+    with clean_after():
+        made.start(*flags)
+        yield made
+        made.stop()
 
 
 async def test_no_request_breaks_it_and_every_error_explains_itself(stack):
